@@ -1,0 +1,70 @@
+// Every limit of the system, each with its reason. A limit that is reached is an answer to the
+// caller (RESOURCE_EXHAUSTED or INVALID_ARGUMENT naming limit and value), never a crash.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace isthmus {
+
+// --- Messages. One piece is the unit of resend: large enough for gRPC to stream at full speed,
+// small enough that a lost connection costs little.
+inline constexpr size_t kPieceBytesMax = size_t{1} << 20;
+// Room for a piece with its envelope, or for a manifest; both ends set it on every channel.
+inline constexpr size_t kMessageBytesMax = size_t{2} << 20;
+inline constexpr size_t kManifestBytesMax = size_t{1} << 20;
+inline constexpr size_t kMetadataBytesMax = 8192;
+
+// --- Names and texts.
+inline constexpr size_t kNameBytesMax = 63;
+inline constexpr size_t kTensorNameBytesMax = 256;
+inline constexpr size_t kReasonBytesMax = 256;
+inline constexpr size_t kRunSpecFileBytesMax = size_t{1} << 20;
+inline constexpr size_t kSecretBytesMin = 16;
+inline constexpr size_t kSecretBytesMax = 64;
+inline constexpr size_t kGroupIdBytes = 16;
+inline constexpr size_t kSettingsMax = 64;
+inline constexpr size_t kCapabilitiesMax = 64;
+
+// --- Model. Chunk numbers travel as 32 bits in a piece's header.
+inline constexpr size_t kTensorsMax = 65536;
+inline constexpr size_t kTensorDimensionsMax = 8;
+inline constexpr uint64_t kTensorElementsMax = uint64_t{1} << 40;
+inline constexpr uint64_t kChunksMax = (uint64_t{1} << 32) - 1;
+// Sides of a chunk: the DCT tables end here.
+inline constexpr uint32_t kChunkSideMax = 128;
+
+// --- Run.
+inline constexpr size_t kNodesMax = 256;
+inline constexpr uint32_t kRanksMax = 1024;
+inline constexpr uint64_t kStepsMax = 1000000000;
+inline constexpr uint64_t kTokensMax = uint64_t{1} << 40;
+
+// --- Memory held for others. Encoded contributions to open rounds, over all nodes.
+inline constexpr size_t kOpenContributionBytesMax = size_t{4} << 30;
+// Committed updates kept for nodes that are behind (until the store is on disk).
+inline constexpr size_t kKeptUpdateBytesMax = size_t{512} << 20;
+// Events queued for one watcher; beyond it the watcher is dropped with a reason and watches again.
+// An event is a shared pointer to what is kept anyway, so this bounds pointers (4 MiB), and is
+// large enough for a node that is behind by all that kKeptUpdateBytesMax keeps of a small model.
+inline constexpr size_t kWatchQueueEventsMax = size_t{1} << 18;
+// Calls one connection may have open: watch, submit, heartbeat, join, and room to reconnect.
+inline constexpr int kConcurrentStreamsMax = 32;
+
+// --- Time.
+inline constexpr int kConnectTimeoutMs = 10000;
+inline constexpr int kCallTimeoutMs = 10000;
+// A submission renews its deadline while it makes progress; without any for this long it is given
+// up.
+inline constexpr int kSubmitStallTimeoutMs = 60000;
+inline constexpr int kBackoffFirstMs = 100;
+inline constexpr int kBackoffMaxMs = 5000;
+// Agents ping idle connections this often, and give one up that stays silent so long. The server
+// permits pings from half of that on, so that it never answers "too many pings".
+inline constexpr int kKeepaliveTimeMs = 20000;
+inline constexpr int kKeepaliveTimeoutMs = 10000;
+inline constexpr int kKeepalivePermitMs = 10000;
+// SIGTERM: calls in flight get this long to end before they are cut.
+inline constexpr int kDrainMs = 3000;
+
+}  // namespace isthmus

@@ -1,0 +1,86 @@
+// A piece: whole chunks of a contribution or of an update, the unit of sending and resending.
+//
+//   bytes 0-3    magic "ISP1"
+//   byte  4      layout: PayloadCodec (1 contribution, 2 merged)
+//   bytes 5-7    0
+//   bytes 8-11   first chunk, 32 bits little endian
+//   bytes 12-15  number of chunks, at least 1
+//   bytes 16-19  CRC-32C of bytes 0-15 and of the body
+//   bytes 20-    the chunks as in kernels/chunk.h
+//
+// At most kPieceBytesMax. Contributions and updates have digests that do not depend on how they
+// were cut into pieces: SHA-256 over the blocks' SHA-256 (of their coded chunks) in block order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "spec/grid.h"
+
+namespace isthmus {
+
+inline constexpr size_t kPieceHeaderBytes = 20;
+
+struct PieceView {
+  v1::PayloadCodec codec = v1::PAYLOAD_CODEC_UNSPECIFIED;
+  uint64_t first_chunk = 0;
+  uint64_t end_chunk = 0;
+  absl::string_view body;  // into the bytes given
+};
+
+// Checks size, magic, layout, range against the grid, CRC. INVALID_ARGUMENT otherwise.
+// Does not look into the chunks.
+absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes);
+
+// Calls visit(chunk, components) for each chunk in order. INVALID_ARGUMENT naming tensor and chunk
+// when a chunk is malformed or bytes are left over; also stops with visit's own error.
+absl::Status ForEachChunk(
+    const Grid& grid, const PieceView& piece,
+    const std::function<absl::Status(uint64_t chunk, const Components&)>& visit);
+
+// Builds pieces from chunks that are appended in ascending order; cuts before a chunk that would
+// not fit into `piece_bytes_max`, and wherever chunk numbers are not consecutive.
+class PieceWriter {
+ public:
+  PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max);
+
+  void Append(uint64_t chunk, const Components& components);
+  // The finished pieces. The writer is empty afterwards.
+  std::vector<std::string> Finish();
+
+ private:
+  void Close();
+
+  const Grid* grid_;
+  v1::PayloadCodec codec_;
+  size_t piece_bytes_max_;
+  std::vector<std::string> pieces_;
+  std::vector<char> body_;
+  uint64_t first_chunk_ = 0;
+  uint64_t next_chunk_ = 0;
+};
+
+// Half-open chunk ranges, kept ascending, disjoint and merged.
+class ChunkRanges {
+ public:
+  // False, and nothing changes, if [begin, end) overlaps what is there.
+  bool Add(uint64_t begin, uint64_t end);
+  bool Overlaps(uint64_t begin, uint64_t end) const;
+  bool Contains(uint64_t begin, uint64_t end) const;
+  uint64_t chunks() const;  // total
+  const std::vector<std::pair<uint64_t, uint64_t>>& list() const { return list_; }
+
+ private:
+  std::vector<std::pair<uint64_t, uint64_t>> list_;
+};
+
+// Digest of a complete payload whose pieces cover chunks [0, grid.chunks()) once, given in any
+// order. INVALID_ARGUMENT if they do not, or a piece is damaged. Checks every chunk on the way.
+absl::StatusOr<std::string> PayloadDigest(const Grid& grid,
+                                          absl::Span<const std::string* const> pieces);
+
+}  // namespace isthmus

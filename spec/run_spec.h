@@ -1,0 +1,34 @@
+// Reading, completing and checking a RunSpec, and the functions of the global step it defines.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "isthmus/v1/run_spec.pb.h"
+
+namespace isthmus {
+
+// Parses text format, fills defaults and preset values in, checks every field.
+// INVALID_ARGUMENT: with line and column for text that does not parse, else field, limit and value.
+absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text);
+
+// NOT_FOUND / INVALID_ARGUMENT naming the file.
+absl::StatusOr<v1::RunSpec> ReadRunSpecFile(const std::string& path);
+
+// Fills what is left out, then checks. Idempotent.
+absl::Status CompleteRunSpec(v1::RunSpec* spec);
+
+// The quorum with 0 resolved to the number of nodes.
+uint32_t EffectiveQuorum(const v1::RunSpec& spec);
+
+// Index of a node in the spec, or -1.
+int NodeIndex(const v1::RunSpec& spec, absl::string_view name);
+
+// Learning rate of step 1..steps. With w = warmup_steps: lr * step / w for step <= w, then cosine
+// from lr to lr * lr_final_ratio at the last step. Evaluated in double, rounded once to float32;
+// the coordinator puts the bits in the round record and nodes use those.
+float LearningRate(const v1::RunSpec& spec, uint64_t step);
+
+}  // namespace isthmus

@@ -1,0 +1,27 @@
+// Delays between tries: exponential with full jitter in [half, whole], from kBackoffFirstMs to
+// kBackoffMaxMs. Pure: the caller waits.
+#pragma once
+
+#include <cstdint>
+#include <random>
+
+#include "base/limits.h"
+
+namespace isthmus {
+
+class Backoff {
+ public:
+  explicit Backoff(uint64_t seed, int first_ms = kBackoffFirstMs, int max_ms = kBackoffMaxMs);
+  // Delay before the next try, at least `at_least_ms` (a server's RetryInfo).
+  int64_t NextDelayMs(int64_t at_least_ms = 0);
+  // After a success.
+  void Reset();
+
+ private:
+  std::mt19937_64 random_;
+  int first_ms_;
+  int max_ms_;
+  int current_ms_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,68 @@
+// A rank's connection to its agent, as a training loop wants it: blocking calls, one thread. No
+// gRPC and no torch in this header. A user's own loop can use it as the trainer does:
+//
+//   auto client = RankClient::Make({.agent = "unix:/run/isthmus/a.sock"});
+//   auto spec = client->FetchSpec();            // waits for the agent and the coordinator
+//   ... build the model, its manifest and ranges ...
+//   client->Join(join);
+//   for (;;) {
+//     auto opened = client->WaitOpened();       // nullopt: the run is finished
+//     client->Submit(...);  or  client->Abstain(...);
+//     auto update = client->WaitUpdate();
+//     ... settle, apply ...
+//     client->Acknowledge(*update);
+//   }
+//   client->Leave("finished");
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "isthmus/v1/coordinator.pb.h"
+#include "transport/session.h"
+
+namespace isthmus {
+
+struct RankClientOptions {
+  std::string agent;  // "unix:PATH" or "HOST:PORT"
+  // Told in a sentence whenever what it waits for changes; empty when it goes on.
+  std::function<void(const std::string&)> on_waiting;
+  // Asked about ten times a second while waiting; true ends every wait with CANCELLED.
+  std::function<bool()> stop;
+  // A wait for the agent or for other ranks that lasts longer ends with DEADLINE_EXCEEDED and says
+  // what it waited for. Rounds are waited for without limit (the sentence says why).
+  int64_t join_timeout_ms = 300000;
+};
+
+class RankClient {
+ public:
+  static absl::StatusOr<std::unique_ptr<RankClient>> Make(const RankClientOptions& options);
+  virtual ~RankClient() = default;
+
+  virtual absl::StatusOr<v1::JoinRunResponse> FetchSpec() = 0;
+  // `request`: role, rank info, manifest, fingerprint, state_sha256 filled in.
+  virtual absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) = 0;
+
+  // The next round to contribute to; nullopt: finished.
+  virtual absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened() = 0;
+  virtual void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
+                      uint64_t tokens) = 0;
+  virtual void Abstain(const v1::RoundOpened& opened, const std::string& reason) = 0;
+  // The next committed update, in order, of this or (after a time away) of earlier rounds.
+  // `included` says whether this node's contribution to it was merged.
+  struct Update {
+    std::shared_ptr<const CommittedUpdate> committed;
+    bool included = false;
+  };
+  virtual absl::StatusOr<Update> WaitUpdate() = 0;
+  virtual void Acknowledge(const Update& update) = 0;
+  virtual void Leave(const std::string& reason) = 0;
+  virtual SessionCounters counters() const = 0;
+};
+
+}  // namespace isthmus
