@@ -9,6 +9,9 @@ cache_dir="${XDG_CACHE_HOME:-$HOME/.cache}/isthmus"
 # environment and a changed pin makes a new one.
 venv_dir="$cache_dir/venv-$(sha256sum tools/dev/requirements.txt | cut -c1-12)"
 
+# For scripts that ./dev starts.
+export ISTHMUS_PYTHON="$venv_dir/bin/python"
+
 say() { printf 'dev: %s\n' "$*" >&2; }
 
 die() {
@@ -31,4 +34,12 @@ timed() {
   fi
   rm -f "$log"
   say "$text: done in $((SECONDS - started)) s"
+}
+
+# Bazel with only what matters on the terminal: errors, warnings and failed tests. It reads no
+# settings from the home folder, so that every machine builds alike.
+bazel_quiet() {
+  local command=$1
+  shift
+  bazel --nohome_rc "$command" --noshow_progress --ui_event_filters=-info,-debug,-start,-finish "$@"
 }

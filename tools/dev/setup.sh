@@ -1,6 +1,7 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2154
 # Set-up on Debian 12: Debian packages, the Python environment, and Bazel's settings for this
 # machine. Each step looks first whether it is needed, so that a second run does nothing.
+# venv_dir and cache_dir come from common.sh.
 
 setup() {
   local started=$SECONDS
@@ -16,6 +17,7 @@ wanted_packages() { grep -v '^#' tools/dev/packages.txt; }
 
 missing_packages() {
   # dpkg-query prints nothing on stdout for a package that it does not know.
+  # shellcheck disable=SC2016 # The format's ${…} is for dpkg-query.
   comm -23 <(wanted_packages | sort) \
     <(wanted_packages | xargs dpkg-query -W -f '${Package} ${db:Status-Status}\n' 2>/dev/null |
       awk '$2 == "installed" { print $1 }' | sort)
