@@ -36,10 +36,16 @@ timed() {
   say "$text: done in $((SECONDS - started)) s"
 }
 
-# Bazel with only what matters on the terminal: errors, warnings and failed tests. It reads no
-# settings from the home folder, so that every machine builds alike.
-bazel_quiet() {
+# Bazel without progress lines. It reads no settings from the home folder, so that every machine
+# builds alike.
+bazel_here() {
   local command=$1
   shift
-  bazel --nohome_rc "$command" --noshow_progress --ui_event_filters=-info,-debug,-start,-finish "$@"
+  bazel --nohome_rc "$command" --noshow_progress "$@"
+}
+
+# The same with nothing but errors and warnings. Not for tests: the log of a failed one would be
+# left out too.
+bazel_quiet() {
+  bazel_here "$@" --ui_event_filters=-info
 }

@@ -73,7 +73,7 @@ def main():
         print(f"{label}: could not be built")
     failed += len(unbuilt)
     if bazel_code == BAZEL_NO_TESTS or passed + failed + skipped == 0:
-        print("no test ran", file=sys.stderr)
+        print("no test ran (targets with the tag long run only with --long)", file=sys.stderr)
         failed = max(failed, 1)
     elif bazel_code != 0 and failed == 0:
         print(f"bazel ended with code {bazel_code} although no test failed", file=sys.stderr)
