@@ -31,6 +31,9 @@ inline constexpr size_t kTensorsMax = 65536;
 inline constexpr size_t kTensorDimensionsMax = 8;
 inline constexpr uint64_t kTensorElementsMax = uint64_t{1} << 40;
 inline constexpr uint64_t kChunksMax = (uint64_t{1} << 32) - 1;
+// Blocks of the canonical grid, 40 bytes of memory each. 4,194,304 are 17 * 10^9 elements even in
+// vectors, a hundred times that in matrices; a manifest of degenerate shapes must not cost more.
+inline constexpr size_t kBlocksMax = size_t{1} << 22;
 // Sides of a chunk: the DCT tables end here.
 inline constexpr uint32_t kChunkSideMax = 128;
 
@@ -38,6 +41,16 @@ inline constexpr uint32_t kChunkSideMax = 128;
 inline constexpr size_t kNodesMax = 256;
 inline constexpr uint32_t kRanksMax = 1024;
 inline constexpr uint64_t kStepsMax = 1000000000;
+// Leases, deadlines, grace: a week, so that sums of them stay far from overflow.
+inline constexpr uint32_t kDurationMsMax = 7 * 24 * 3600 * 1000u;
+inline constexpr uint32_t kDataPartsMax = 1000;
+inline constexpr uint32_t kLayersMax = 1000;
+inline constexpr uint32_t kWidthMax = 65536;
+inline constexpr uint32_t kVocabMax = uint32_t{1} << 24;
+inline constexpr size_t kFrozenPatternsMax = 256;
+// Sequences times context is the tokens of a contribution, which kTokensMax bounds.
+inline constexpr uint32_t kContextMax = uint32_t{1} << 20;
+inline constexpr uint32_t kSequencesMax = uint32_t{1} << 20;
 inline constexpr uint64_t kTokensMax = uint64_t{1} << 40;
 
 // --- Memory held for others. Encoded contributions to open rounds, over all nodes.

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/chunk.h"
 #include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
+#include "kernels/chunk.h"
 
 namespace isthmus {
 
@@ -46,7 +46,8 @@ struct ChunkPlace {
 
 class Grid {
  public:
-  // INVALID_ARGUMENT: see ValidateManifest; RESOURCE_EXHAUSTED: more than kChunksMax chunks.
+  // INVALID_ARGUMENT: see ValidateManifest, or a codec that is not complete (CompleteRunSpec,
+  // CompleteCodecSpec); RESOURCE_EXHAUSTED: more than kChunksMax chunks or kBlocksMax blocks.
   static absl::StatusOr<Grid> Make(const v1::Manifest& manifest, const v1::CodecSpec& codec);
 
   const std::vector<Block>& blocks() const { return blocks_; }
@@ -74,6 +75,7 @@ class Grid {
     bool is_vector = true;
   };
   Grid() = default;
+  absl::Status AddTensor(const std::string& name, const TensorGrid& cut);
 
   std::vector<Block> blocks_;
   std::vector<TensorGrid> tensor_grids_;

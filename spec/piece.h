@@ -15,10 +15,12 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "spec/grid.h"
 
 namespace isthmus {
@@ -36,6 +38,26 @@ struct PieceView {
 // Does not look into the chunks.
 absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes);
 
+// Reads the chunks of an opened piece one after the other.
+class ChunkReader {
+ public:
+  ChunkReader(const Grid* grid, const PieceView& piece);
+
+  // Whether all chunks have been read.
+  bool done() const { return next_chunk_ == end_chunk_; }
+  uint64_t next_chunk() const { return next_chunk_; }
+  // Reads the next chunk and returns its coded bytes, a part of the piece. INVALID_ARGUMENT naming
+  // tensor and chunk when it is malformed, or when bytes are left over after the last one.
+  absl::StatusOr<absl::string_view> Next(Components* components);
+
+ private:
+  const Grid* grid_;
+  v1::PayloadCodec codec_;
+  uint64_t next_chunk_;
+  uint64_t end_chunk_;
+  absl::string_view rest_;
+};
+
 // Calls visit(chunk, components) for each chunk in order. INVALID_ARGUMENT naming tensor and chunk
 // when a chunk is malformed or bytes are left over; also stops with visit's own error.
 absl::Status ForEachChunk(
@@ -46,8 +68,10 @@ absl::Status ForEachChunk(
 // not fit into `piece_bytes_max`, and wherever chunk numbers are not consecutive.
 class PieceWriter {
  public:
+  // `piece_bytes_max`: at most kPieceBytesMax; a chunk that is larger alone has a piece of its own.
   PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max);
 
+  // `components` as AppendContributionChunk or AppendMergedChunk wants them.
   void Append(uint64_t chunk, const Components& components);
   // The finished pieces. The writer is empty afterwards.
   std::vector<std::string> Finish();
@@ -67,7 +91,7 @@ class PieceWriter {
 // Half-open chunk ranges, kept ascending, disjoint and merged.
 class ChunkRanges {
  public:
-  // False, and nothing changes, if [begin, end) overlaps what is there.
+  // False, and nothing changes, if [begin, end) is empty or overlaps what is there.
   bool Add(uint64_t begin, uint64_t end);
   bool Overlaps(uint64_t begin, uint64_t end) const;
   bool Contains(uint64_t begin, uint64_t end) const;
@@ -79,7 +103,8 @@ class ChunkRanges {
 };
 
 // Digest of a complete payload whose pieces cover chunks [0, grid.chunks()) once, given in any
-// order. INVALID_ARGUMENT if they do not, or a piece is damaged. Checks every chunk on the way.
+// order, all of one layout. INVALID_ARGUMENT if they do not (names the first chunk that is missing
+// or there twice), or a piece is damaged. Checks every chunk on the way. 32 bytes.
 absl::StatusOr<std::string> PayloadDigest(const Grid& grid,
                                           absl::Span<const std::string* const> pieces);
 

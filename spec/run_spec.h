@@ -20,6 +20,14 @@ absl::StatusOr<v1::RunSpec> ReadRunSpecFile(const std::string& path);
 // Fills what is left out, then checks. Idempotent.
 absl::Status CompleteRunSpec(v1::RunSpec* spec);
 
+// The same for the codec alone, whose fields the grid and the methods use. CheckCodecSpec wants a
+// complete one: every default filled in.
+absl::Status CompleteCodecSpec(v1::CodecSpec* codec);
+absl::Status CheckCodecSpec(const v1::CodecSpec& codec);
+
+// The check of CompleteRunSpec, for a spec whose defaults are filled in.
+absl::Status CheckRunSpec(const v1::RunSpec& spec);
+
 // The quorum with 0 resolved to the number of nodes.
 uint32_t EffectiveQuorum(const v1::RunSpec& spec);
 

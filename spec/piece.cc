@@ -1,0 +1,196 @@
+#include "spec/piece.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+
+namespace isthmus {
+namespace {
+
+constexpr absl::string_view kMagic = "ISP1";
+constexpr size_t kLayoutAt = 4;
+constexpr size_t kFirstChunkAt = 8;
+constexpr size_t kChunksAt = 12;
+constexpr size_t kCrcAt = 16;
+
+uint32_t LoadU32(absl::string_view bytes, size_t at) {
+  uint32_t value = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    value |= static_cast<uint32_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
+  }
+  return value;
+}
+
+void AppendU32(uint32_t value, std::string* out) {
+  for (size_t i = 0; i < 4; ++i) out->push_back(static_cast<char>((value >> (8 * i)) & 0xff));
+}
+
+uint32_t PieceCrc(absl::string_view header, absl::string_view body) {
+  return Crc32c(body, Crc32c(header.substr(0, kCrcAt)));
+}
+
+bool IsKnownLayout(int codec) {
+  return codec == v1::PAYLOAD_CODEC_TOPK_F32 || codec == v1::PAYLOAD_CODEC_MERGED_F32;
+}
+
+}  // namespace
+
+absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
+  if (bytes.size() < kPieceHeaderBytes || bytes.size() > kPieceBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("a piece has ", bytes.size(), " bytes; it has ",
+                                                   kPieceHeaderBytes, " to ", kPieceBytesMax));
+  }
+  if (bytes.substr(0, kMagic.size()) != kMagic) {
+    return absl::InvalidArgumentError(absl::StrCat("a piece does not begin with '", kMagic,
+                                                   "'; it is damaged or of another version"));
+  }
+  PieceView piece;
+  piece.body = bytes.substr(kPieceHeaderBytes);
+  // First the checksum: what follows would only guess at which byte is damaged.
+  const uint32_t stored = LoadU32(bytes, kCrcAt);
+  const uint32_t computed = PieceCrc(bytes, piece.body);
+  if (stored != computed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a piece of ", bytes.size(), " bytes says CRC-32C ", stored,
+                     ", its bytes give ", computed, "; it was damaged on the way, send it again"));
+  }
+  const int layout = static_cast<unsigned char>(bytes[kLayoutAt]);
+  if (!IsKnownLayout(layout) || LoadU32(bytes, kLayoutAt) != static_cast<uint32_t>(layout)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a piece says layout ", LoadU32(bytes, kLayoutAt), "; known are ",
+                     v1::PAYLOAD_CODEC_TOPK_F32, " and ", v1::PAYLOAD_CODEC_MERGED_F32));
+  }
+  piece.codec = static_cast<v1::PayloadCodec>(layout);
+  piece.first_chunk = LoadU32(bytes, kFirstChunkAt);
+  piece.end_chunk = piece.first_chunk + LoadU32(bytes, kChunksAt);
+  if (piece.end_chunk == piece.first_chunk || piece.end_chunk > grid.chunks()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a piece says chunks ", piece.first_chunk, " to before ", piece.end_chunk,
+                     "; it has at least one, and the model has ", grid.chunks()));
+  }
+  return piece;
+}
+
+ChunkReader::ChunkReader(const Grid* grid, const PieceView& piece)
+    : grid_(grid),
+      codec_(piece.codec),
+      next_chunk_(piece.first_chunk),
+      end_chunk_(piece.end_chunk),
+      rest_(piece.body) {}
+
+absl::StatusOr<absl::string_view> ChunkReader::Next(Components* components) {
+  ISTHMUS_CHECK(!done());
+  const absl::string_view before = rest_;
+  const ChunkPlace place = grid_->Place(next_chunk_);
+  const absl::Status read = codec_ == v1::PAYLOAD_CODEC_TOPK_F32
+                                ? ReadContributionChunk(place.shape, place.k, &rest_, components)
+                                : ReadMergedChunk(place.shape, &rest_, components);
+  if (!read.ok()) {
+    return absl::Status(read.code(),
+                        absl::StrCat(grid_->Describe(next_chunk_), ": ", read.message()));
+  }
+  ++next_chunk_;
+  if (done() && !rest_.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("a piece has ", rest_.size(),
+                                                   " bytes after its last chunk, ",
+                                                   grid_->Describe(next_chunk_ - 1)));
+  }
+  return before.substr(0, before.size() - rest_.size());
+}
+
+absl::Status ForEachChunk(const Grid& grid, const PieceView& piece,
+                          const std::function<absl::Status(uint64_t, const Components&)>& visit) {
+  Components components;
+  for (ChunkReader reader(&grid, piece); !reader.done();) {
+    const uint64_t chunk = reader.next_chunk();
+    ISTHMUS_RETURN_IF_ERROR(reader.Next(&components).status());
+    ISTHMUS_RETURN_IF_ERROR(visit(chunk, components));
+  }
+  return absl::OkStatus();
+}
+
+PieceWriter::PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max)
+    : grid_(grid), codec_(codec), piece_bytes_max_(piece_bytes_max) {
+  ISTHMUS_CHECK(IsKnownLayout(codec) && piece_bytes_max <= kPieceBytesMax);
+}
+
+void PieceWriter::Append(uint64_t chunk, const Components& components) {
+  ISTHMUS_CHECK(chunk >= next_chunk_);
+  const ChunkPlace place = grid_->Place(chunk);
+  const bool is_contribution = codec_ == v1::PAYLOAD_CODEC_TOPK_F32;
+  const size_t bytes =
+      is_contribution ? ContributionChunkBytes(place.shape, place.k)
+                      : MergedChunkBytes(place.shape, static_cast<uint32_t>(components.size()));
+  if (chunk != next_chunk_ || kPieceHeaderBytes + body_.size() + bytes > piece_bytes_max_) Close();
+  if (body_.empty()) first_chunk_ = chunk;
+  if (is_contribution) {
+    AppendContributionChunk(place.shape, place.k, components, &body_);
+  } else {
+    AppendMergedChunk(place.shape, components, &body_);
+  }
+  next_chunk_ = chunk + 1;
+}
+
+void PieceWriter::Close() {
+  if (body_.empty()) return;  // every chunk has at least one byte
+  std::string piece(kMagic);
+  AppendU32(static_cast<uint32_t>(codec_), &piece);
+  AppendU32(static_cast<uint32_t>(first_chunk_), &piece);
+  AppendU32(static_cast<uint32_t>(next_chunk_ - first_chunk_), &piece);
+  const absl::string_view body(body_.data(), body_.size());
+  AppendU32(PieceCrc(piece, body), &piece);
+  piece.append(body.data(), body.size());
+  ISTHMUS_CHECK(piece.size() <= kPieceBytesMax);
+  pieces_.push_back(std::move(piece));
+  body_.clear();
+}
+
+std::vector<std::string> PieceWriter::Finish() {
+  Close();
+  next_chunk_ = 0;
+  return std::exchange(pieces_, {});
+}
+
+bool ChunkRanges::Add(uint64_t begin, uint64_t end) {
+  if (begin >= end || Overlaps(begin, end)) return false;
+  auto after = std::lower_bound(list_.begin(), list_.end(), std::make_pair(begin, end));
+  const bool joins_next = after != list_.end() && after->first == end;
+  const bool joins_previous = after != list_.begin() && std::prev(after)->second == begin;
+  if (joins_previous && joins_next) {
+    std::prev(after)->second = after->second;
+    list_.erase(after);
+  } else if (joins_previous) {
+    std::prev(after)->second = end;
+  } else if (joins_next) {
+    after->first = begin;
+  } else {
+    list_.insert(after, {begin, end});
+  }
+  return true;
+}
+
+bool ChunkRanges::Overlaps(uint64_t begin, uint64_t end) const {
+  // The first range that ends after `begin`.
+  const auto it = std::upper_bound(list_.begin(), list_.end(), begin,
+                                   [](uint64_t b, const auto& range) { return b < range.second; });
+  return begin < end && it != list_.end() && it->first < end;
+}
+
+bool ChunkRanges::Contains(uint64_t begin, uint64_t end) const {
+  const auto it = std::upper_bound(list_.begin(), list_.end(), begin,
+                                   [](uint64_t b, const auto& range) { return b < range.second; });
+  return begin >= end || (it != list_.end() && it->first <= begin && end <= it->second);
+}
+
+uint64_t ChunkRanges::chunks() const {
+  uint64_t total = 0;
+  for (const auto& [begin, end] : list_) total += end - begin;
+  return total;
+}
+
+}  // namespace isthmus

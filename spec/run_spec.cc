@@ -1,0 +1,150 @@
+#include "spec/run_spec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+#include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/text_format.h"
+
+namespace isthmus {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+// Keeps the first error of the parser, with its place.
+class FirstError : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, google::protobuf::io::ColumnNumber column,
+                const std::string& message) override {
+    // The parser counts from 0, people and editors from 1; -1 is an error about the whole text.
+    if (text_.empty()) text_ = absl::StrCat("line ", line + 1, ":", column + 1, ": ", message);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+void FillTiming(v1::RunSpec* spec) {
+  v1::TimingSpec* timing = spec->mutable_timing();
+  if (timing->lease_ms() == 0) timing->set_lease_ms(15000);
+  if (timing->heartbeat_ms() == 0) timing->set_heartbeat_ms(3000);
+  if (timing->grace_ms() == 0) timing->set_grace_ms(5000);
+  // With a quorum of all nodes a round waits for everyone, however long that takes.
+  const bool waits_for_all = EffectiveQuorum(*spec) >= static_cast<uint32_t>(spec->nodes_size());
+  if (timing->deadline_ms() == 0 && !waits_for_all) timing->set_deadline_ms(60000);
+}
+
+void FillCodec(v1::CodecSpec* codec) {
+  if (codec->chunk_rule() == v1::CHUNK_RULE_UNSPECIFIED) {
+    codec->set_chunk_rule(v1::CHUNK_RULE_TILES);
+  }
+  if (codec->chunk_side() == 0) codec->set_chunk_side(64);
+  if (!codec->has_matrix_density()) codec->set_matrix_density(32.0 / 4096);
+  if (!codec->has_vector_density()) codec->set_vector_density(8.0 / 64);
+  if (!codec->has_beta()) codec->set_beta(0.999f);
+  if (!codec->has_alpha()) codec->set_alpha(1.0f);
+  if (!codec->has_sign()) codec->set_sign(true);
+}
+
+void FillDefaults(v1::RunSpec* spec) {
+  if (spec->preset().empty()) spec->set_preset("demo");
+  for (v1::NodeSpec& node : *spec->mutable_nodes()) {
+    if (node.data_parts() == 0) node.set_data_parts(1);
+  }
+  if (spec->has_model() && spec->model().vocab() == 0) spec->mutable_model()->set_vocab(256);
+  if (spec->has_data()) {
+    v1::DataSpec* data = spec->mutable_data();
+    if (data->heldout_permille() == 0) data->set_heldout_permille(50);
+    if (data->eval_sequences() == 0) data->set_eval_sequences(64);
+  }
+  v1::OptimizerSpec* optimizer = spec->mutable_optimizer();
+  if (!optimizer->has_lr_final_ratio()) optimizer->set_lr_final_ratio(0.05f);
+  FillCodec(spec->mutable_codec());
+  FillTiming(spec);
+}
+
+}  // namespace
+
+absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
+  if (text.size() > kRunSpecFileBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("the run spec has ", text.size(),
+                                                   " bytes; the limit is ", kRunSpecFileBytesMax));
+  }
+  v1::RunSpec spec;
+  FirstError error;
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&error);
+  if (!parser.ParseFromString(std::string(text), &spec)) {
+    return absl::InvalidArgumentError(absl::StrCat("the run spec does not parse, ", error.text()));
+  }
+  ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
+  return spec;
+}
+
+absl::StatusOr<v1::RunSpec> ReadRunSpecFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return absl::NotFoundError(
+        absl::StrCat("the run spec file '", path, "' cannot be opened; check the path"));
+  }
+  // One byte more than allowed is enough to know; a pipe or device may have no end.
+  std::string text(kRunSpecFileBytesMax + 1, '\0');
+  file.read(&text[0], static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (file.bad() || (text.empty() && !file.eof())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the run spec file '", path, "' cannot be read; is it a file?"));
+  }
+  if (text.size() > kRunSpecFileBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("the run spec file '", path, "' has more than ",
+                                                   kRunSpecFileBytesMax, " bytes, the limit"));
+  }
+  absl::StatusOr<v1::RunSpec> spec = ParseRunSpec(text);
+  if (!spec.ok()) {
+    return absl::Status(spec.status().code(), absl::StrCat(path, ": ", spec.status().message()));
+  }
+  return spec;
+}
+
+absl::Status CompleteRunSpec(v1::RunSpec* spec) {
+  FillDefaults(spec);
+  return CheckRunSpec(*spec);
+}
+
+absl::Status CompleteCodecSpec(v1::CodecSpec* codec) {
+  FillCodec(codec);
+  return CheckCodecSpec(*codec);
+}
+
+uint32_t EffectiveQuorum(const v1::RunSpec& spec) {
+  return spec.quorum() == 0 ? static_cast<uint32_t>(spec.nodes_size()) : spec.quorum();
+}
+
+int NodeIndex(const v1::RunSpec& spec, absl::string_view name) {
+  for (int i = 0; i < spec.nodes_size(); ++i) {
+    if (spec.nodes(i).name() == name) return i;
+  }
+  return -1;
+}
+
+float LearningRate(const v1::RunSpec& spec, uint64_t step) {
+  ISTHMUS_CHECK(step >= 1 && step <= spec.steps());
+  const double lr = spec.optimizer().lr();
+  const uint64_t warmup = spec.optimizer().warmup_steps();
+  if (step <= warmup) {
+    return static_cast<float>(lr * static_cast<double>(step) / static_cast<double>(warmup));
+  }
+  const double last = spec.optimizer().lr_final_ratio();
+  const double done =
+      static_cast<double>(step - warmup) / static_cast<double>(spec.steps() - warmup);
+  return static_cast<float>(lr * (last + (1.0 - last) * 0.5 * (1.0 + std::cos(kPi * done))));
+}
+
+}  // namespace isthmus
