@@ -9,9 +9,10 @@
 //       k indices of IndexBits(m) bits, ascending | pad to a byte | k float32 values
 //   merged (count c differs from chunk to chunk):
 //       c of IndexBits(m + 1) bits | c indices | pad to a byte | c float32 values
-//   In both, where that is not smaller than m float32 values, all m values in order stand instead
-//   and no index (the merged form then says count m). No chunk is ever larger than dense plus its
-//   count.
+//   In both, where that (count included) is not smaller than m float32 values, all m values in
+//   order stand instead and no index (the merged form then says count m and pads it to a byte). No
+//   chunk is ever larger than dense plus its count. There is one coding of given components: a
+//   reader refuses a chunk coded the other way.
 #pragma once
 
 #include <cstddef>
@@ -56,19 +57,24 @@ bool ContributionIsDense(uint32_t elements, uint32_t k);
 // Coded bytes of a contribution's chunk: a function of shape and k alone. 1 <= k <= elements.
 size_t ContributionChunkBytes(ChunkShape shape, uint32_t k);
 
-// Appends the chunk; `components` holds exactly k. Callers raise k to m where ContributionIsDense: the
-// bytes are the same, and a position must not count as sent with a value that was not.
+// Appends the chunk; `components` holds exactly k. Where the form is dense although k < m,
+// positions that were not sent are written as +0 and components that are zero as -0: a position
+// must not count as sent in a merge with a value that was not. Rule `tiles` raises k to m there,
+// for the same bytes; rule `divisor` keeps the published k.
 void AppendContributionChunk(ChunkShape shape, uint32_t k, const Components& components,
                              std::vector<char>* out);
 
-// Reads one chunk from the front of *bytes and advances it. Every bound is checked before use.
+// Reads one chunk from the front of *bytes and advances it. Every bound is checked before use. The
+// same k components come back in either form (a zero perhaps with its sign changed).
 // INVALID_ARGUMENT: truncated, indices not ascending or out of range, padding not zero, value not
-// finite. In the dense form all m components come back.
+// finite, other than k components in the dense form. *bytes is then as before, and *components
+// holds nothing of use.
 absl::Status ReadContributionChunk(ChunkShape shape, uint32_t k, absl::string_view* bytes,
                                    Components* components);
 
-// The same for the merged form; 0 <= components->size() <= elements. In its dense form positions that
-// nobody sent are written, and come back, as +0: decoding gives the same bits with or without them.
+// The same for the merged form; 0 <= components->size() <= elements. In its dense form positions
+// that nobody sent are written, and come back, as +0: decoding gives the same bits with or without
+// them.
 size_t MergedChunkBytes(ChunkShape shape, uint32_t count);
 void AppendMergedChunk(ChunkShape shape, const Components& components, std::vector<char>* out);
 absl::Status ReadMergedChunk(ChunkShape shape, absl::string_view* bytes, Components* components);

@@ -43,11 +43,13 @@ void DecodeComponents(ChunkShape shape, const Components& components, absl::Span
 
 // For each position that at least one sender has: (sum over those senders in the given order,
 // starting with the first one's value) / (number of those senders). Senders are in ascending node
-// name. `elements` of the chunk bounds the indices.
+// name. `elements` of the chunk, at most 128 * 128, bounds the indices. A sum beyond float32's
+// range gives the largest finite number of its sign, so that an update is always one that nodes can
+// read.
 void MergeBySenders(absl::Span<const Components* const> senders, uint32_t elements,
                     Components* merged);
 
-// x <- -1, 0 or +1; sign(+-0) = +0.
+// x <- -1, 0 or +1; sign(+-0) = +0, and so is that of a NaN.
 void SignInPlace(absl::Span<float> x);
 
 // p <- p * (1 - eta * lambda); nothing at all if lambda is 0. `factor` = 1 - eta * lambda in
@@ -58,8 +60,9 @@ void DecayInPlace(float factor, absl::Span<float> p);
 // p <- p - eta * u.
 void SgdStep(float eta, absl::Span<const float> u, absl::Span<float> p);
 
-// Copies between a dense chunk and its place in a tensor (rows `stride` elements apart).
-// target <- target + scale * x, element-wise.
+// target <- target + scale * x, element-wise, where x is a dense chunk and `target` its first
+// element in a tensor whose rows are `stride` elements apart. Product and sum are rounded
+// separately.
 void AddScaledChunk(ChunkShape shape, float scale, absl::Span<const float> x, float* target,
                     size_t stride);
 
