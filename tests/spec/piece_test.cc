@@ -1,0 +1,295 @@
+#include "spec/piece.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <random>
+
+#include "base/crc32c.h"
+#include "base/limits.h"
+#include "base/sha256.h"
+#include "spec/run_spec.h"
+
+namespace isthmus {
+namespace {
+
+using ::testing::HasSubstr;
+
+Grid TestGrid() {
+  v1::Manifest manifest;
+  const std::vector<std::vector<uint64_t>> shapes = {{130, 70}, {5000}, {}, {3, 3}};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    v1::TensorSpec* tensor = manifest.add_tensors();
+    tensor->set_name("t" + std::to_string(i));
+    tensor->set_dtype(v1::DTYPE_FLOAT32);
+    for (uint64_t size : shapes[i]) tensor->add_shape(size);
+  }
+  v1::CodecSpec codec;
+  EXPECT_TRUE(CompleteCodecSpec(&codec).ok());
+  absl::StatusOr<Grid> grid = Grid::Make(manifest, codec);
+  EXPECT_TRUE(grid.ok()) << grid.status();
+  return *std::move(grid);
+}
+
+// `count` components at random places.
+Components RandomComponents(uint32_t elements, uint32_t count, std::mt19937* random) {
+  std::vector<uint32_t> all(elements);
+  std::iota(all.begin(), all.end(), 0u);
+  std::shuffle(all.begin(), all.end(), *random);
+  Components components;
+  components.index.assign(all.begin(), all.begin() + count);
+  std::sort(components.index.begin(), components.index.end());
+  for (uint32_t i = 0; i < count; ++i) {
+    components.value.push_back(static_cast<float>((*random)() % 1000) - 500.5f);
+  }
+  return components;
+}
+
+// Components of every chunk: k of them, or any number from 0 on for a merged payload.
+std::vector<Components> RandomPayload(const Grid& grid, v1::PayloadCodec codec, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<Components> payload;
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+    const ChunkPlace place = grid.Place(chunk);
+    const uint32_t count = codec == v1::PAYLOAD_CODEC_TOPK_F32
+                               ? place.k
+                               : static_cast<uint32_t>(random() % (place.shape.elements() + 1));
+    payload.push_back(RandomComponents(place.shape.elements(), count, &random));
+  }
+  return payload;
+}
+
+std::vector<std::string> Write(const Grid& grid, v1::PayloadCodec codec,
+                               const std::vector<Components>& payload, size_t piece_bytes_max,
+                               uint64_t begin = 0) {
+  PieceWriter writer(&grid, codec, piece_bytes_max);
+  for (uint64_t chunk = begin; chunk < grid.chunks(); ++chunk) {
+    writer.Append(chunk, payload[chunk]);
+  }
+  return writer.Finish();
+}
+
+absl::StatusOr<std::string> Digest(const Grid& grid, const std::vector<std::string>& pieces) {
+  std::vector<const std::string*> pointers;
+  for (const std::string& piece : pieces) pointers.push_back(&piece);
+  return PayloadDigest(grid, pointers);
+}
+
+// Puts the right checksum on a piece that was changed on purpose.
+void Reseal(std::string* piece) {
+  const absl::string_view bytes(*piece);
+  const uint32_t crc = Crc32c(bytes.substr(20), Crc32c(bytes.substr(0, 16)));
+  for (int i = 0; i < 4; ++i) (*piece)[16 + i] = static_cast<char>(crc >> (8 * i));
+}
+
+TEST(PieceTest, RoundTripAtEveryCut) {
+  const Grid grid = TestGrid();
+  for (v1::PayloadCodec codec : {v1::PAYLOAD_CODEC_TOPK_F32, v1::PAYLOAD_CODEC_MERGED_F32}) {
+    const std::vector<Components> payload = RandomPayload(grid, codec, 7);
+    for (size_t piece_bytes_max : {size_t{1}, size_t{300}, size_t{3000}, kPieceBytesMax}) {
+      uint64_t next = 0;
+      for (const std::string& bytes : Write(grid, codec, payload, piece_bytes_max)) {
+        const absl::StatusOr<PieceView> piece = OpenPiece(grid, bytes);
+        ASSERT_TRUE(piece.ok()) << piece.status();
+        EXPECT_EQ(piece->codec, codec);
+        ASSERT_EQ(piece->first_chunk, next);
+        EXPECT_TRUE(bytes.size() <= piece_bytes_max || piece->end_chunk == next + 1);
+        const absl::Status status =
+            ForEachChunk(grid, *piece, [&](uint64_t chunk, const Components& components) {
+              EXPECT_EQ(chunk, next++);
+              // The dense form gives every position back, zeros included.
+              size_t found = 0;
+              for (size_t i = 0; i < components.size(); ++i) {
+                if (found < payload[chunk].size() &&
+                    components.index[i] == payload[chunk].index[found]) {
+                  EXPECT_EQ(components.value[i], payload[chunk].value[found++]);
+                } else {
+                  EXPECT_EQ(components.value[i], 0.0f);
+                }
+              }
+              EXPECT_EQ(found, payload[chunk].size());
+              return absl::OkStatus();
+            });
+        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_EQ(piece->end_chunk, next);
+      }
+      EXPECT_EQ(next, grid.chunks());
+    }
+  }
+}
+
+TEST(PieceTest, ContributionBytesAreWhatTheGridSays) {
+  const Grid grid = TestGrid();
+  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, 1);
+  const auto pieces = Write(grid, v1::PAYLOAD_CODEC_TOPK_F32, payload, kPieceBytesMax);
+  size_t bytes = kPieceHeaderBytes;
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) bytes += grid.ContributionBytes(chunk);
+  ASSERT_EQ(pieces.size(), 1u);
+  EXPECT_EQ(pieces[0].size(), bytes);
+}
+
+TEST(PieceTest, AGapBetweenChunksStartsAPiece) {
+  const Grid grid = TestGrid();
+  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_MERGED_F32, 1);
+  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+  for (uint64_t chunk : {2, 3, 7}) writer.Append(chunk, payload[chunk]);
+  const std::vector<std::string> pieces = writer.Finish();
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_EQ(OpenPiece(grid, pieces[0])->first_chunk, 2u);
+  EXPECT_EQ(OpenPiece(grid, pieces[1])->end_chunk, 8u);
+  EXPECT_TRUE(writer.Finish().empty());
+}
+
+TEST(PieceTest, EveryDamagedByteIsRefused) {
+  const Grid grid = TestGrid();
+  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, 3);
+  const auto pieces = Write(grid, v1::PAYLOAD_CODEC_TOPK_F32, payload, 1000);
+  std::string piece = pieces[0];
+  for (size_t i = 0; i < piece.size(); ++i) {
+    const char kept = piece[i];
+    for (int change : {1, 0x80, 0xff}) {
+      piece[i] = static_cast<char>(kept ^ change);
+      ASSERT_EQ(OpenPiece(grid, piece).status().code(), absl::StatusCode::kInvalidArgument) << i;
+    }
+    piece[i] = kept;
+  }
+  EXPECT_TRUE(OpenPiece(grid, piece).ok());
+}
+
+TEST(PieceTest, TruncatedAndOversizedAreRefused) {
+  const Grid grid = TestGrid();
+  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, 3);
+  const std::string piece = Write(grid, v1::PAYLOAD_CODEC_TOPK_F32, payload, 600)[0];
+  for (size_t size = 0; size < piece.size(); ++size) {
+    ASSERT_FALSE(OpenPiece(grid, absl::string_view(piece).substr(0, size)).ok()) << size;
+    if (size < kPieceHeaderBytes) continue;
+    // Also when whoever sent it computed the checksum over the cut piece.
+    std::string cut = piece.substr(0, size);
+    Reseal(&cut);
+    const absl::StatusOr<PieceView> opened = OpenPiece(grid, cut);
+    ASSERT_TRUE(opened.ok());
+    const absl::Status status =
+        ForEachChunk(grid, *opened, [](uint64_t, const Components&) { return absl::OkStatus(); });
+    ASSERT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << size;
+    ASSERT_THAT(std::string(status.message()), HasSubstr(", chunk "));
+  }
+  std::string longer = piece + "x";
+  Reseal(&longer);
+  const absl::Status status = ForEachChunk(
+      grid, *OpenPiece(grid, longer), [](uint64_t, const Components&) { return absl::OkStatus(); });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1 bytes after its last chunk, t1, chunk"));
+  EXPECT_THAT(std::string(OpenPiece(grid, std::string(kPieceBytesMax + 1, 'I')).status().message()),
+              HasSubstr("a piece has 1048577 bytes; it has 20 to 1048576"));
+}
+
+TEST(PieceTest, RangeAndLayoutAreChecked) {
+  const Grid grid = TestGrid();
+  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, 3);
+  const std::string piece = Write(grid, v1::PAYLOAD_CODEC_TOPK_F32, payload, 600)[0];
+  const auto message = [&](size_t at, char value) {
+    std::string changed = piece;
+    changed[at] = value;
+    Reseal(&changed);
+    return std::string(OpenPiece(grid, changed).status().message());
+  };
+  EXPECT_THAT(message(4, 3), HasSubstr("layout 3; known are 1 and 2"));
+  EXPECT_THAT(message(6, 1), HasSubstr("layout 65537"));
+  EXPECT_THAT(message(9, 1), HasSubstr("a piece says chunks 256 to before"));
+  EXPECT_THAT(message(15, '\xff'), HasSubstr("and the model has 87"));
+  std::string empty = piece.substr(0, 20);
+  empty[12] = 0;
+  Reseal(&empty);
+  EXPECT_THAT(std::string(OpenPiece(grid, empty).status().message()), HasSubstr("at least one"));
+}
+
+TEST(PieceTest, VisitMayStop) {
+  const Grid grid = TestGrid();
+  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, 3);
+  const auto pieces = Write(grid, v1::PAYLOAD_CODEC_TOPK_F32, payload, kPieceBytesMax);
+  int calls = 0;
+  const absl::Status status =
+      ForEachChunk(grid, *OpenPiece(grid, pieces[0]), [&](uint64_t, const Components&) {
+        ++calls;
+        return absl::AbortedError("enough");
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(PayloadDigestTest, IsOneForAllCutsAndOrders) {
+  const Grid grid = TestGrid();
+  const uint32_t seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  for (v1::PayloadCodec codec : {v1::PAYLOAD_CODEC_TOPK_F32, v1::PAYLOAD_CODEC_MERGED_F32}) {
+    const auto payload = RandomPayload(grid, codec, seed);
+    const auto whole = Digest(grid, Write(grid, codec, payload, kPieceBytesMax));
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    EXPECT_EQ(whole->size(), kSha256Bytes);
+    for (size_t piece_bytes_max : {1, 200, 777, 2000}) {
+      auto pieces = Write(grid, codec, payload, piece_bytes_max);
+      EXPECT_GT(pieces.size(), 1u);
+      std::shuffle(pieces.begin(), pieces.end(), random);
+      const auto cut = Digest(grid, pieces);
+      ASSERT_TRUE(cut.ok()) << cut.status();
+      EXPECT_EQ(*cut, *whole);
+    }
+    EXPECT_NE(*Digest(grid, Write(grid, codec, RandomPayload(grid, codec, seed + 1), 5000)),
+              *whole);
+  }
+}
+
+TEST(PayloadDigestTest, RefusesWhatIsNotOnePayload) {
+  const Grid grid = TestGrid();
+  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, 9);
+  const auto pieces = Write(grid, v1::PAYLOAD_CODEC_TOPK_F32, payload, 1000);
+  EXPECT_THAT(std::string(Digest(grid, {}).status().message()),
+              HasSubstr("the payload lacks t0, chunk 0"));
+  auto changed = pieces;
+  changed.pop_back();
+  EXPECT_THAT(std::string(Digest(grid, changed).status().message()), HasSubstr("lacks t1, chunk"));
+  changed = pieces;
+  changed.erase(changed.begin() + 1);
+  EXPECT_THAT(std::string(Digest(grid, changed).status().message()), HasSubstr("lacks t"));
+  changed = pieces;
+  changed.push_back(pieces[0]);
+  EXPECT_THAT(std::string(Digest(grid, changed).status().message()),
+              HasSubstr("has twice t0, chunk 0"));
+  changed = pieces;
+  const auto merged = RandomPayload(grid, v1::PAYLOAD_CODEC_MERGED_F32, 9);
+  changed.push_back(Write(grid, v1::PAYLOAD_CODEC_MERGED_F32, merged, 1000)[0]);
+  EXPECT_THAT(std::string(Digest(grid, changed).status().message()), HasSubstr("layouts 1 and 2"));
+  changed = pieces;
+  changed[1][30] = static_cast<char>(changed[1][30] ^ 4);
+  EXPECT_THAT(std::string(Digest(grid, changed).status().message()), HasSubstr("CRC-32C"));
+}
+
+TEST(ChunkRangesTest, MatchesAPlainSet) {
+  const uint32_t seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 200; ++trial) {
+    ChunkRanges ranges;
+    std::vector<bool> model(40, false);
+    for (int step = 0; step < 30; ++step) {
+      const uint64_t begin = random() % 40, end = begin + random() % (41 - begin);
+      const auto count = std::count(model.begin() + begin, model.begin() + end, true);
+      EXPECT_EQ(ranges.Overlaps(begin, end), count > 0);
+      EXPECT_EQ(ranges.Contains(begin, end), count == static_cast<long>(end - begin));
+      const bool added = ranges.Add(begin, end);
+      EXPECT_EQ(added, begin < end && count == 0);
+      if (added) std::fill(model.begin() + begin, model.begin() + end, true);
+      ASSERT_EQ(ranges.chunks(),
+                static_cast<uint64_t>(std::count(model.begin(), model.end(), true)));
+      for (size_t i = 1; i < ranges.list().size(); ++i) {
+        ASSERT_GT(ranges.list()[i].first, ranges.list()[i - 1].second);  // merged where they touch
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,204 @@
+#include "spec/run_spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+#include "base/limits.h"
+#include "google/protobuf/text_format.h"
+
+namespace isthmus {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kSmall[] =
+    "run: 'demo-1' steps: 100 nodes { name: 'ams-1' } nodes { name: 'fra-2' data_parts: 3 } "
+    "model { layers: 4 heads: 4 width: 128 context: 128 } data { sequences_per_node: 4 } "
+    "optimizer { lr: 0.004 warmup_steps: 5 clip_norm: 1 } ";
+
+// The small spec, completed after single values of it were replaced or added.
+absl::StatusOr<v1::RunSpec> Parse(const std::string& more) {
+  v1::RunSpec spec;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kSmall, &spec));
+  EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(more, &spec)) << more;
+  const absl::Status status = CompleteRunSpec(&spec);
+  if (!status.ok()) return status;
+  return spec;
+}
+
+void ExpectRefused(const std::string& more, const std::string& text) {
+  const absl::StatusOr<v1::RunSpec> spec = Parse(more);
+  ASSERT_FALSE(spec.ok()) << more;
+  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument) << more;
+  EXPECT_THAT(std::string(spec.status().message()), HasSubstr(text)) << more;
+}
+
+TEST(RunSpecTest, FillsDefaults) {
+  const absl::StatusOr<v1::RunSpec> spec = ParseRunSpec(kSmall);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->preset(), "demo");
+  EXPECT_EQ(spec->nodes(0).data_parts(), 1u);
+  EXPECT_EQ(spec->nodes(1).data_parts(), 3u);
+  EXPECT_EQ(spec->model().vocab(), 256u);
+  EXPECT_EQ(spec->data().heldout_permille(), 50u);
+  EXPECT_EQ(spec->data().eval_sequences(), 64u);
+  EXPECT_EQ(spec->optimizer().lr_final_ratio(), 0.05f);
+  EXPECT_EQ(spec->codec().chunk_rule(), v1::CHUNK_RULE_TILES);
+  EXPECT_EQ(spec->codec().chunk_side(), 64u);
+  EXPECT_EQ(spec->codec().matrix_density(), 32.0 / 4096);
+  EXPECT_EQ(spec->codec().vector_density(), 0.125);
+  EXPECT_EQ(spec->codec().beta(), 0.999f);
+  EXPECT_EQ(spec->codec().alpha(), 1.0f);
+  EXPECT_TRUE(spec->codec().sign());
+  EXPECT_EQ(spec->timing().lease_ms(), 15000u);
+  EXPECT_EQ(spec->timing().heartbeat_ms(), 3000u);
+  EXPECT_EQ(spec->timing().grace_ms(), 5000u);
+  EXPECT_EQ(spec->timing().deadline_ms(), 0u);
+  EXPECT_EQ(EffectiveQuorum(*spec), 2u);
+  EXPECT_EQ(NodeIndex(*spec, "fra-2"), 1);
+  EXPECT_EQ(NodeIndex(*spec, "fra"), -1);
+}
+
+TEST(RunSpecTest, GivenZerosOfOptionalFieldsStay) {
+  const absl::StatusOr<v1::RunSpec> spec =
+      Parse("optimizer { lr_final_ratio: 0 } codec { beta: 0 sign: false alpha: 0.5 }");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->optimizer().lr_final_ratio(), 0.0f);
+  EXPECT_EQ(spec->codec().beta(), 0.0f);
+  EXPECT_FALSE(spec->codec().sign());
+}
+
+TEST(RunSpecTest, CompletionIsIdempotent) {
+  absl::StatusOr<v1::RunSpec> spec = Parse("quorum: 1 preset: 'flexdemo'");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->timing().deadline_ms(), 60000u);
+  EXPECT_EQ(EffectiveQuorum(*spec), 1u);
+  const std::string once = spec->SerializeAsString();
+  ASSERT_TRUE(CompleteRunSpec(&*spec).ok());
+  EXPECT_EQ(spec->SerializeAsString(), once);
+}
+
+TEST(RunSpecTest, ModelAndDataMayBeLeftOutTogether) {
+  EXPECT_TRUE(ParseRunSpec("run: 'r' steps: 1 nodes { name: 'a' } optimizer { lr: 1 }").ok());
+}
+
+TEST(RunSpecTest, TextErrorsNameLineAndColumn) {
+  absl::Status status = ParseRunSpec("run: 'r'\nsteps: many\n").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("line 2:8: "));
+  status = ParseRunSpec("run: 'r'\n\n  stepps: 3\n").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("line 3:"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("stepps"));
+  status = ParseRunSpec("steps: 1\nsteps: 2\n").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("line 2:"));
+}
+
+TEST(RunSpecTest, RefusalsNameFieldLimitAndValue) {
+  ExpectRefused("steps: 0", "steps is 0; give the number of rounds, 1 to 1000000000");
+  ExpectRefused("steps: 1000000001", "steps is 1000000001;");
+  ExpectRefused("run: ''", "run is ''; give a name of 1 to 63 characters of a-z, 0-9, '-'");
+  ExpectRefused("run: 'A'", "run is 'A'");
+  ExpectRefused("nodes { name: 'fra_3' }", "nodes[2].name is 'fra_3'");
+  ExpectRefused("nodes { name: 'fra-2' }", "nodes[2].name is 'fra-2'; an earlier node");
+  ExpectRefused("nodes { name: 'x' data_parts: 1001 }", "nodes[2].data_parts is 1001;");
+  ExpectRefused("quorum: 3", "quorum is 3; the run has 2 nodes");
+  ExpectRefused("preset: 'adam'", "preset is 'adam'; known presets are demo, flexdemo");
+  ExpectRefused("start_state_sha256: 'abc'", "start_state_sha256 is 3; give 32 bytes");
+  std::string many;
+  for (int i = 0; i < 255; ++i) many += "nodes { name: 'n" + std::to_string(i) + "' } ";
+  ExpectRefused(many, "the number of nodes is 257; name the sites of the run under 'nodes', 1 to");
+}
+
+TEST(RunSpecTest, ModelAndDataRefusals) {
+  ExpectRefused("model { layers: 1001 }", "model.layers is 1001;");
+  ExpectRefused("model { heads: 5 }", "model.width is 128; model.heads is 5 and must divide it");
+  ExpectRefused("model { heads: 0 }", "model.heads is 0;");
+  ExpectRefused("model { width: 65537 }", "model.width is 65537;");
+  ExpectRefused("model { context: 0 }", "model.context is 0;");
+  ExpectRefused("model { vocab: 255 }", "model.vocab is 255;");
+  ExpectRefused("model { frozen: '' }", "the length of model.frozen[0] is 0;");
+  ExpectRefused("data { sequences_per_node: 0 }", "data.sequences_per_node is 0;");
+  ExpectRefused("data { heldout_permille: 1000 }", "data.heldout_permille is 1000;");
+}
+
+TEST(RunSpecTest, OptimizerRefusals) {
+  ExpectRefused("optimizer { lr: 0 }", "optimizer.lr is 0;");
+  ExpectRefused("optimizer { lr: -1 }", "optimizer.lr is -1;");
+  ExpectRefused("optimizer { lr: inf }", "optimizer.lr is inf;");
+  ExpectRefused("optimizer { lr: nan }", "optimizer.lr is nan;");
+  ExpectRefused("optimizer { warmup_steps: 101 }",
+                "optimizer.warmup_steps is 101; give at most steps, 100");
+  ExpectRefused("optimizer { lr_final_ratio: 1.5 }", "optimizer.lr_final_ratio is 1.5;");
+  ExpectRefused("optimizer { weight_decay: -0.5 }", "optimizer.weight_decay is -0.5;");
+  ExpectRefused("optimizer { lr: 1 weight_decay: 2 }", "the product is at most 1");
+  ExpectRefused("optimizer { clip_norm: nan }", "optimizer.clip_norm is nan;");
+}
+
+TEST(RunSpecTest, CodecAndTimingRefusals) {
+  ExpectRefused("codec { chunk_side: 129 }", "codec.chunk_side is 129;");
+  ExpectRefused("codec { chunk_rule: 7 }", "codec.chunk_rule is 7; give CHUNK_RULE_TILES or");
+  ExpectRefused("codec { matrix_density: 0 }", "codec.matrix_density is 0;");
+  ExpectRefused("codec { vector_density: 1.5 }", "codec.vector_density is 1.5;");
+  ExpectRefused("codec { vector_density: nan }", "codec.vector_density is nan;");
+  ExpectRefused("codec { top_k: 32 }", "codec.top_k is 32; it goes with CHUNK_RULE_DIVISOR only");
+  ExpectRefused("codec { beta: 1 }", "codec.beta is 1;");
+  ExpectRefused("codec { alpha: 0 }", "codec.alpha is 0;");
+  ExpectRefused("timing { lease_ms: 8999 }",
+                "timing.heartbeat_ms is 3000; give at most a third of timing.lease_ms, 1 to 2999");
+  ExpectRefused("timing { deadline_ms: 700000000 }", "timing.deadline_ms is 700000000;");
+  EXPECT_TRUE(Parse("timing { lease_ms: 9000 }").ok());
+  EXPECT_TRUE(Parse("codec { chunk_rule: CHUNK_RULE_DIVISOR top_k: 32 }").ok());
+}
+
+TEST(RunSpecTest, LearningRateEndpoints) {
+  const absl::StatusOr<v1::RunSpec> spec = Parse("");
+  ASSERT_TRUE(spec.ok());
+  const double lr = 0.004f;
+  EXPECT_EQ(LearningRate(*spec, 1), static_cast<float>(lr / 5));
+  EXPECT_EQ(LearningRate(*spec, 5), 0.004f);
+  EXPECT_LT(LearningRate(*spec, 6), 0.004f);
+  EXPECT_GT(LearningRate(*spec, 6), 0.0039f);
+  EXPECT_EQ(LearningRate(*spec, 100), static_cast<float>(lr * static_cast<double>(0.05f)));
+  for (uint64_t step = 7; step <= 100; ++step) {
+    EXPECT_LT(LearningRate(*spec, step), LearningRate(*spec, step - 1));
+  }
+}
+
+TEST(RunSpecTest, LearningRateWithoutWarmupAndWithWarmupOnly) {
+  absl::StatusOr<v1::RunSpec> spec = Parse("optimizer { warmup_steps: 0 lr_final_ratio: 0 }");
+  ASSERT_TRUE(spec.ok());
+  EXPECT_NEAR(LearningRate(*spec, 50), 0.002, 1e-9);
+  EXPECT_EQ(LearningRate(*spec, 100), 0.0f);
+  spec = Parse("optimizer { warmup_steps: 100 }");
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(LearningRate(*spec, 100), 0.004f);
+  spec = Parse("steps: 1 optimizer { warmup_steps: 0 lr_final_ratio: 1 }");
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(LearningRate(*spec, 1), 0.004f);
+}
+
+TEST(RunSpecTest, FilesAreNamedInErrors) {
+  const char* folder = std::getenv("TEST_TMPDIR");
+  const std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/run_spec_test." +
+                           std::to_string(getpid()) + ".txtpb";
+  EXPECT_EQ(ReadRunSpecFile(path).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(ReadRunSpecFile(path).status().message()), HasSubstr(path));
+  std::ofstream(path) << kSmall;
+  EXPECT_TRUE(ReadRunSpecFile(path).ok());
+  std::ofstream(path) << "steps: x";
+  EXPECT_THAT(std::string(ReadRunSpecFile(path).status().message()), HasSubstr(path + ": the run"));
+  std::ofstream(path) << std::string(kRunSpecFileBytesMax + 1, '#');
+  EXPECT_THAT(std::string(ReadRunSpecFile(path).status().message()),
+              HasSubstr("more than 1048576"));
+  std::remove(path.c_str());
+  EXPECT_EQ(ReadRunSpecFile("/").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace isthmus
