@@ -24,16 +24,16 @@ uint64_t Side(uint64_t n, const v1::CodecSpec& codec) {
   return std::min<uint64_t>(n, codec.chunk_side());
 }
 
-// Components sent of a chunk; all of them where that takes no more bytes.
+// Components sent of a chunk; all of them where that takes no more bytes. The published selection,
+// kept for parity, has exactly k.
 uint32_t ComponentsOf(const v1::CodecSpec& codec, bool is_vector, uint32_t elements) {
-  uint32_t k;
   if (codec.chunk_rule() == v1::CHUNK_RULE_DIVISOR && codec.top_k() > 0) {
-    k = std::min(codec.top_k(), elements);
-  } else {
-    const double density = is_vector ? codec.vector_density() : codec.matrix_density();
-    const double exact = density * elements;
-    k = std::min(elements, std::max<uint32_t>(1, static_cast<uint32_t>(std::llround(exact))));
+    return std::min(codec.top_k(), elements);
   }
+  const double density = is_vector ? codec.vector_density() : codec.matrix_density();
+  const double exact = density * elements;
+  const uint32_t k =
+      std::min(elements, std::max<uint32_t>(1, static_cast<uint32_t>(std::llround(exact))));
   return ContributionIsDense(elements, k) ? elements : k;
 }
 
