@@ -64,6 +64,10 @@ inline constexpr size_t kWatchQueueEventsMax = size_t{1} << 18;
 // Calls one connection may have open: watch, submit, heartbeat, join, and room to reconnect.
 inline constexpr int kConcurrentStreamsMax = 32;
 
+// --- Files of the trainer. Names and shapes of the largest model allowed, with room for a comment.
+inline constexpr size_t kSafetensorsHeaderBytesMax = size_t{100} << 20;
+inline constexpr int kDataFilesMax = 4096;
+
 // --- Time.
 inline constexpr int kConnectTimeoutMs = 10000;
 inline constexpr int kCallTimeoutMs = 10000;
@@ -79,5 +83,19 @@ inline constexpr int kKeepaliveTimeoutMs = 10000;
 inline constexpr int kKeepalivePermitMs = 10000;
 // SIGTERM: calls in flight get this long to end before they are cut.
 inline constexpr int kDrainMs = 3000;
+// Ranks of a node start together, by one launcher; loading LibTorch from a cold disk takes a while.
+inline constexpr int kRendezvousTimeoutMs = 60000;
+// A rank waits this long for another one inside a step. They differ by the time they wait for a
+// round: an agent that comes back is seen by all within kBackoffMaxMs.
+inline constexpr int kCollectiveTimeoutMs = 120000;
+// A stopped trainer ends between two steps, or after this long in the middle of one.
+inline constexpr int kTrainerStopMs = 4000;
+// How often the coordinator looks at leases and deadlines: fine against seconds, and no load.
+inline constexpr int kTickMs = 100;
+// A gap between two looks longer than this (and the tick) is a pause of our own process (stopped,
+// swapped out, moved): leases and deadlines are extended by it. Shorter than any sensible lease.
+inline constexpr int kOwnPauseMs = 5000;
+// When to try again where nothing better is known.
+inline constexpr int kRetryAfterMs = 1000;
 
 }  // namespace isthmus
