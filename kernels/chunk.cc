@@ -228,12 +228,11 @@ void AppendContributionChunk(ChunkShape shape, uint32_t k, const Components& com
                              std::vector<char>* out) {
   CheckShape(shape);
   ISTHMUS_CHECK(k >= 1 && k <= shape.elements());
-  ISTHMUS_CHECK(components.index.size() == components.value.size());
+  ISTHMUS_CHECK(components.size() == k && components.value.size() == k);
   if (ContributionIsDense(shape.elements(), k)) {
     const bool all_sent = k == shape.elements();
     return AppendDense(shape, all_sent ? components : WithNegativeZeros(components), out);
   }
-  ISTHMUS_CHECK(components.size() == k);
   BitWriter writer(out);
   AppendIndices(shape, components, &writer);
   writer.Pad();
@@ -250,6 +249,10 @@ absl::Status ReadContributionChunk(ChunkShape shape, uint32_t k, absl::string_vi
     ISTHMUS_RETURN_IF_ERROR(ReadValues(shape, own, elements, &components->value));
     FillAllIndices(elements, &components->index);
     if (k < elements) DropPositiveZeros(components);
+    if (components->size() != k) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "dense ", Name(shape), " holds ", components->size(), " components; it must have ", k));
+    }
   } else {
     BitReader reader(own);
     ISTHMUS_RETURN_IF_ERROR(ReadIndices(shape, k, &reader, &components->index));

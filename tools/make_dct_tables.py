@@ -89,7 +89,9 @@ def main():
         lines = []
         for n in range(first, last + 1):
             scale = (D(2) / n).sqrt()
-            lines += lines_of([float32_bits(scale * cosine(the_pi * t / (2 * n))) for t in range(n)])
+            lines += lines_of(
+                [float32_bits(scale * cosine(the_pi * t / (2 * n))) for t in range(n)]
+            )
         write(
             f"kernels/dct_tables_{first}_{last}.inc",
             f"Bits of float32 sqrt(2/n) * cos(pi*t/(2n)), t = 0 .. n-1, for n = {first} .. {last}.",
