@@ -1,0 +1,320 @@
+#include "server/round.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/limits.h"
+
+namespace isthmus {
+
+RoundMachine::RoundMachine(const RoundSettings& settings) : settings_(settings) {
+  for (const std::string& node : settings.nodes) nodes_[node];
+  ISTHMUS_CHECK(settings.quorum >= 1 && settings.quorum <= nodes_.size());
+  ISTHMUS_CHECK(settings.steps >= 1);
+}
+
+std::vector<RoundEffect> RoundMachine::Step(const RoundEvent& event, int64_t now_ms) {
+  ForgiveOwnPause(now_ms);
+  Effects effects;
+  std::visit([&](const auto& known) { Apply(known, now_ms, &effects); }, event);
+  OpenFirst(now_ms, &effects);
+  TakeInMissing(&effects);
+  Close(now_ms, &effects);
+  return effects;
+}
+
+void RoundMachine::ForgiveOwnPause(int64_t now_ms) {
+  const int64_t gap_ms = last_step_ms_ < 0 ? 0 : now_ms - last_step_ms_ - settings_.tick_ms;
+  last_step_ms_ = now_ms;
+  if (gap_ms <= kOwnPauseMs) return;
+  // While we slept nobody could reach us: what ran out in that time is not theirs to answer for.
+  for (auto& [name, node] : nodes_) node.lease_until_ms += gap_ms;
+  opened_ms_ += gap_ms;
+  if (first_complete_ms_ >= 0) first_complete_ms_ += gap_ms;
+}
+
+void RoundMachine::Apply(const NodeJoined& event, int64_t now_ms, Effects*) {
+  Node& node = Find(event.node);
+  node.live = true;
+  node.incarnation = event.incarnation;
+  node.lease_until_ms = now_ms + settings_.lease_ms;
+  node.acknowledged = event.holds_round;
+  node.waiting_for.clear();
+  // Membership and a complete contribution stay. A new incarnation may do better than the one that
+  // refused or abstained, so it can be taken in again like one that had left.
+  if (node.standing == Standing::kRefused || node.standing == Standing::kAbstained) {
+    node.standing = Standing::kLeft;
+    node.reason.clear();
+  }
+}
+
+void RoundMachine::Apply(const NodeAcknowledged& event, int64_t now_ms, Effects* effects) {
+  Node& node = Find(event.node);
+  if (!node.live) return;
+  node.acknowledged = std::max(node.acknowledged, event.round);
+  Apply(NodeHeard{event.node}, now_ms, effects);
+}
+
+void RoundMachine::Apply(const NodeHeard& event, int64_t now_ms, Effects*) {
+  Node& node = Find(event.node);
+  if (node.live) node.lease_until_ms = now_ms + settings_.lease_ms;
+}
+
+void RoundMachine::Apply(const NodeWaiting& event, int64_t, Effects*) {
+  Find(event.node).waiting_for = event.sentence;
+}
+
+void RoundMachine::Apply(const ContributionComplete& event, int64_t now_ms, Effects*) {
+  if (!Admits(event.node)) return;
+  Node& node = Find(event.node);
+  if (node.standing == Standing::kComplete) return;  // the one that is held stands
+  node.standing = Standing::kComplete;
+  node.digest = event.digest;
+  node.reason.clear();
+  node.acknowledged = std::max(node.acknowledged, committed_);  // it was computed on the base
+  if (first_complete_ms_ < 0) first_complete_ms_ = now_ms;
+}
+
+void RoundMachine::Apply(const ContributionRefused& event, int64_t, Effects*) {
+  Decline(event.node, Standing::kRefused, event.reason);
+}
+
+void RoundMachine::Apply(const NodeAbstained& event, int64_t, Effects*) {
+  Decline(event.node, Standing::kAbstained, event.reason);
+}
+
+void RoundMachine::Apply(const NodeLeft& event, int64_t, Effects*) {
+  EndMembership(&Find(event.node), Standing::kLeft);
+}
+
+void RoundMachine::Apply(const Ticked&, int64_t now_ms, Effects* effects) {
+  for (auto& [name, node] : nodes_) {
+    if (!node.live || now_ms < node.lease_until_ms) continue;
+    EndMembership(&node, Standing::kLeaseEnded);
+    effects->push_back(EndLease{name});
+  }
+}
+
+void RoundMachine::Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects) {
+  ISTHMUS_CHECK(phase_ == Phase::kCommitting && event.round == committed_ + 1);
+  committed_ = event.round;
+  effects->push_back(PublishRound{committed_});
+  if (committed_ < settings_.steps) {
+    Open(now_ms, effects);
+  } else {
+    phase_ = Phase::kFinished;
+    effects->push_back(FinishRun{committed_});
+  }
+}
+
+void RoundMachine::EndMembership(Node* node, Standing standing) {
+  node->live = false;
+  node->waiting_for.clear();
+  if (node->standing == Standing::kOutstanding) node->standing = standing;
+}
+
+void RoundMachine::Decline(const std::string& name, Standing standing, const std::string& reason) {
+  Node& node = Find(name);
+  if (phase_ != Phase::kOpen || node.standing != Standing::kOutstanding) return;
+  node.standing = standing;
+  node.reason = reason;
+  // An abstention was computed on the base as well. A refused contribution may have said anything.
+  if (standing == Standing::kAbstained) {
+    node.acknowledged = std::max(node.acknowledged, committed_);
+  }
+}
+
+void RoundMachine::OpenFirst(int64_t now_ms, Effects* effects) {
+  if (phase_ != Phase::kStarting) return;
+  uint32_t ready = 0;
+  for (const auto& [name, node] : nodes_) ready += HoldsBase(node) ? 1 : 0;
+  if (ready >= settings_.quorum) Open(now_ms, effects);
+}
+
+void RoundMachine::Open(int64_t now_ms, Effects* effects) {
+  phase_ = Phase::kOpen;
+  opened_ms_ = now_ms;
+  first_complete_ms_ = -1;
+  OpenRound opened{committed_ + 1, committed_, committed_ + 1, {}};
+  for (auto& [name, node] : nodes_) {
+    // At the commit of a round its contributors have acknowledged the one before it.
+    const bool member = node.live && node.acknowledged + 1 >= committed_;
+    node.standing = member ? Standing::kOutstanding : Standing::kNotMember;
+    node.digest.clear();
+    node.reason.clear();
+    if (member) opened.members.push_back(name);
+  }
+  effects->push_back(std::move(opened));
+}
+
+void RoundMachine::TakeInMissing(Effects* effects) {
+  if (phase_ != Phase::kOpen) return;
+  for (auto& [name, node] : nodes_) {
+    if (!BelowQuorum()) return;
+    const bool out = node.standing == Standing::kNotMember || node.standing == Standing::kLeft ||
+                     node.standing == Standing::kLeaseEnded;
+    // Who refused or abstained is not asked again until it joins or sends again by itself.
+    if (!out || !HoldsBase(node)) continue;
+    node.standing = Standing::kOutstanding;
+    effects->push_back(TakeIn{committed_ + 1, name});
+  }
+}
+
+void RoundMachine::Close(int64_t now_ms, Effects* effects) {
+  if (phase_ != Phase::kOpen) return;
+  const Decision decision = Decide(now_ms);
+  if (decision.answer == Decision::Answer::kWait) return;
+  CommitRound commit{committed_ + 1, {}, decision.answer == Decision::Answer::kCommitVoid};
+  for (const auto& [name, node] : nodes_) {
+    if (node.standing == Standing::kComplete) commit.included.push_back(name);
+  }
+  phase_ = Phase::kCommitting;
+  effects->push_back(std::move(commit));
+}
+
+Decision RoundMachine::Decide(int64_t now_ms) const {
+  if (phase_ != Phase::kOpen) {
+    std::string sentence = StartingSentence();
+    if (phase_ == Phase::kCommitting) {
+      sentence = absl::StrCat("round ", committed_ + 1, ": committing");
+    } else if (phase_ == Phase::kFinished) {
+      sentence = absl::StrCat("finished: all ", committed_, " rounds are committed");
+    }
+    return {Decision::Answer::kWait, sentence, sentence};
+  }
+  const std::string prefix = absl::StrCat("round ", committed_ + 1, ": ");
+  const uint32_t complete = Count(Standing::kComplete);
+  const uint32_t declined = Count(Standing::kRefused) + Count(Standing::kAbstained);
+  const bool outstanding = Count(Standing::kOutstanding) > 0;
+  if (!outstanding && complete >= settings_.quorum) {
+    const std::string sentence = absl::StrCat(prefix, "all remaining members are complete");
+    return {Decision::Answer::kCommit, sentence, sentence};
+  }
+  if (!outstanding && complete == 0 && declined >= settings_.quorum) {
+    const std::string sentence = absl::StrCat(prefix, "all members refused or abstained");
+    return {Decision::Answer::kCommitVoid, sentence, sentence};
+  }
+  if (complete >= settings_.quorum && CloseLeftMs(now_ms) == 0) {
+    const std::string sentence =
+        absl::StrCat(prefix, "time is up with the quorum, without ", OutstandingSentence());
+    return {Decision::Answer::kCommit, sentence, sentence};
+  }
+  return Wait(now_ms);
+}
+
+Decision RoundMachine::Wait(int64_t now_ms) const {
+  const uint32_t complete = Count(Standing::kComplete);
+  const std::string whom =
+      absl::StrCat("round ", committed_ + 1, ": waiting for ",
+                   Count(Standing::kOutstanding) > 0 ? OutstandingSentence() : MissingSentence());
+  const std::string quorum = absl::StrCat(
+      "quorum ", settings_.quorum, " of ", nodes_.size(),
+      complete >= settings_.quorum ? " reached"
+                                   : absl::StrCat(" not reached (", complete, " complete)"));
+  const int64_t left_ms = CloseLeftMs(now_ms);
+  std::string time = "no deadline";
+  if (left_ms == 0) time = "deadline passed";
+  const std::string cause = absl::StrCat(whom, ", ", left_ms > 0 ? "" : time + ", ", quorum);
+  if (left_ms > 0) time = absl::StrCat((left_ms + 999) / 1000, " s to deadline");
+  return {Decision::Answer::kWait, absl::StrCat(whom, ", ", time, ", ", quorum), cause};
+}
+
+std::string RoundMachine::StartingSentence() const {
+  std::vector<std::string> missing;
+  for (const auto& [name, node] : nodes_) {
+    if (!HoldsBase(node)) missing.push_back(Describe(name, node));
+  }
+  return absl::StrCat("round 1 opens when ", settings_.quorum, " of ", nodes_.size(),
+                      " nodes hold the start state, held by ", nodes_.size() - missing.size(),
+                      "; missing ", absl::StrJoin(missing, ", "));
+}
+
+std::string RoundMachine::OutstandingSentence() const {
+  std::vector<std::string> names;
+  for (const auto& [name, node] : nodes_) {
+    if (node.standing == Standing::kOutstanding) names.push_back(Describe(name, node));
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+std::string RoundMachine::MissingSentence() const {
+  std::vector<std::string> names;
+  for (const auto& [name, node] : nodes_) {
+    if (node.standing != Standing::kComplete) names.push_back(Describe(name, node));
+  }
+  return absl::StrCat("a node to come back or to send again: ", absl::StrJoin(names, ", "));
+}
+
+std::string RoundMachine::Describe(const std::string& name, const Node& node) const {
+  switch (node.standing) {
+    case Standing::kRefused:
+      return absl::StrCat(name, " (refused: ", node.reason, ")");
+    case Standing::kAbstained:
+      return absl::StrCat(name, " (abstained: ", node.reason, ")");
+    case Standing::kLeft:
+      return absl::StrCat(name, " (left)");
+    case Standing::kLeaseEnded:
+      return absl::StrCat(name, " (lease ended)");
+    case Standing::kNotMember:
+      if (!node.live) return absl::StrCat(name, " (not connected)");
+      return absl::StrCat(name, " (catching up, holds round ", node.acknowledged, ")");
+    case Standing::kOutstanding:
+    case Standing::kComplete:
+      break;
+  }
+  return node.waiting_for.empty() ? name : absl::StrCat(name, " (", node.waiting_for, ")");
+}
+
+RoundMachine::Node& RoundMachine::Find(const std::string& node) {
+  const auto found = nodes_.find(node);
+  ISTHMUS_CHECK(found != nodes_.end());
+  return found->second;
+}
+
+const RoundMachine::Node& RoundMachine::Find(const std::string& node) const {
+  const auto found = nodes_.find(node);
+  ISTHMUS_CHECK(found != nodes_.end());
+  return found->second;
+}
+
+uint32_t RoundMachine::Count(Standing standing) const {
+  uint32_t count = 0;
+  for (const auto& [name, node] : nodes_) count += node.standing == standing ? 1 : 0;
+  return count;
+}
+
+bool RoundMachine::BelowQuorum() const {
+  return Count(Standing::kComplete) + Count(Standing::kOutstanding) < settings_.quorum;
+}
+
+Standing RoundMachine::StandingOf(const std::string& node) const { return Find(node).standing; }
+
+bool RoundMachine::Admits(const std::string& name) const {
+  if (phase_ != Phase::kOpen) return false;
+  const Node& node = Find(name);
+  if (node.standing == Standing::kComplete) return true;
+  if (!node.live) return false;
+  return node.standing == Standing::kOutstanding || (BelowQuorum() && HoldsBase(node));
+}
+
+bool RoundMachine::IsLive(const std::string& node) const { return Find(node).live; }
+
+int64_t RoundMachine::LeaseLeftMs(const std::string& name, int64_t now_ms) const {
+  const Node& node = Find(name);
+  return node.live ? std::max<int64_t>(0, node.lease_until_ms - now_ms) : 0;
+}
+
+int64_t RoundMachine::CloseLeftMs(int64_t now_ms) const {
+  if (phase_ != Phase::kOpen) return -1;
+  int64_t close_ms = -1;
+  if (settings_.deadline_ms > 0) close_ms = opened_ms_ + settings_.deadline_ms;
+  if (settings_.quorum < nodes_.size() && first_complete_ms_ >= 0) {
+    const int64_t grace_end_ms = first_complete_ms_ + settings_.grace_ms;
+    close_ms = close_ms < 0 ? grace_end_ms : std::min(close_ms, grace_end_ms);
+  }
+  return close_ms < 0 ? -1 : std::max<int64_t>(0, close_ms - now_ms);
+}
+
+}  // namespace isthmus

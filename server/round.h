@@ -1,0 +1,208 @@
+// The round as a pure state machine: (state, event, now) -> (state, effects, one sentence saying
+// why it waits). No clock, lock, thread, socket or file in here; time and messages come in as
+// arguments, effects go out as values, so that tests and a simulator drive the very code that runs.
+//
+//   RoundMachine machine(settings);
+//   for (const RoundEffect& effect : machine.Step(ContributionComplete{"fra-1", digest}, now)) ...
+//   machine.Decide(now).sentence   // "round 7: waiting for fra-2, 14 s to deadline, ..."
+//
+// The caller's duties, in this order:
+//   1. persist   At CommitRound merge the included contributions and make the record durable. Then,
+//                and not before, step RoundPersisted.
+//   2. publish   At PublishRound send the update to the watchers. It comes only after
+//                RoundPersisted, so nobody ever sees what a crash could take back.
+//   3. apply     Carry the other effects out in the order given (a published round before the next
+//                one opens). Every event is stepped at once and one at a time.
+//   4. tick      Step Ticked every `tick_ms`. Leases end and deadlines pass only in steps. A gap
+//                between two steps that is much longer than that is a pause of this process, and
+//                nobody is blamed for it.
+//
+// Rounds here have no overlap: round r builds on the commit of round r - 1, its base. Round 0 is
+// the start state. Thread-compatible; copying a machine copies its whole state.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace isthmus {
+
+struct RoundSettings {
+  std::vector<std::string> nodes;  // of the run; ascending name is the order of everything
+  uint32_t quorum = 1;             // complete contributions a commit needs, 1 to nodes
+  uint64_t steps = 1;              // rounds until the run is finished
+  int64_t lease_ms = 15000;
+  int64_t deadline_ms = 0;  // after opening; 0: none
+  int64_t grace_ms = 5000;  // after the first complete contribution, where quorum < nodes
+  int64_t tick_ms = 100;
+};
+
+// Events. A node's name must be one of the settings' nodes. Those of a node whose lease has ended,
+// or that has left, change nothing until it joins again.
+struct NodeJoined {
+  std::string node;
+  uint64_t incarnation = 0;
+  uint64_t holds_round = 0;  // its state has this round's update applied
+};
+struct NodeAcknowledged {  // also renews the lease
+  std::string node;
+  uint64_t round = 0;
+};
+struct NodeHeard {  // renews the lease
+  std::string node;
+};
+struct NodeWaiting {  // what the node itself waits for; empty: nothing
+  std::string node;
+  std::string sentence;
+};
+struct ContributionComplete {  // to the open round: all of it is there and checked
+  std::string node;
+  std::string digest;
+};
+struct ContributionRefused {
+  std::string node;
+  std::string reason;
+};
+struct NodeAbstained {
+  std::string node;
+  std::string reason;
+};
+struct NodeLeft {
+  std::string node;
+};
+struct Ticked {};
+struct RoundPersisted {
+  uint64_t round = 0;
+};
+using RoundEvent =
+    std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
+                 ContributionRefused, NodeAbstained, NodeLeft, Ticked, RoundPersisted>;
+
+// Effects.
+struct OpenRound {
+  uint64_t round = 0;
+  uint64_t base_round = 0;
+  uint64_t step = 0;  // global step its commit completes: decides learning rate and decay
+  std::vector<std::string> members;
+};
+struct TakeIn {  // a node becomes a member of the round that is open already
+  uint64_t round = 0;
+  std::string node;
+};
+struct CommitRound {
+  uint64_t round = 0;
+  std::vector<std::string> included;  // ascending
+  bool is_void = false;
+};
+struct PublishRound {
+  uint64_t round = 0;
+};
+struct EndLease {
+  std::string node;
+};
+struct FinishRun {
+  uint64_t round = 0;  // the last one
+};
+using RoundEffect = std::variant<OpenRound, TakeIn, CommitRound, PublishRound, EndLease, FinishRun>;
+
+// What a node is to the round that is open or being committed.
+enum class Standing {
+  kNotMember,    // catching up, or not there
+  kOutstanding,  // a member whose contribution is awaited
+  kComplete,     // its contribution counts; from here on only a later issue's eviction takes it out
+  kRefused,
+  kAbstained,
+  kLeft,
+  kLeaseEnded,
+};
+
+// May the open round close, and why not.
+struct Decision {
+  enum class Answer { kWait, kCommit, kCommitVoid };
+  Answer answer = Answer::kWait;
+  std::string sentence;  // for people
+  std::string cause;     // the sentence without its count-down: a log speaks when this changes
+};
+
+class RoundMachine {
+ public:
+  explicit RoundMachine(const RoundSettings& settings);
+
+  std::vector<RoundEffect> Step(const RoundEvent& event, int64_t now_ms);
+
+  // The one function that decides. It changes nothing.
+  Decision Decide(int64_t now_ms) const;
+
+  uint64_t committed_round() const { return committed_; }
+  // The round that takes contributions; 0: none.
+  uint64_t open_round() const { return phase_ == Phase::kOpen ? committed_ + 1 : 0; }
+  // The round between CommitRound and RoundPersisted; 0: none.
+  uint64_t committing_round() const { return phase_ == Phase::kCommitting ? committed_ + 1 : 0; }
+  bool finished() const { return phase_ == Phase::kFinished; }
+
+  Standing StandingOf(const std::string& node) const;
+  // Whether the open round would count a contribution of this node: it is a member, or it refused,
+  // abstained or came late and may be taken in because the quorum cannot be reached without it.
+  bool Admits(const std::string& node) const;
+  bool IsLive(const std::string& node) const;
+  // Until the lease ends; 0 when it has.
+  int64_t LeaseLeftMs(const std::string& node, int64_t now_ms) const;
+  // Until the open round closes with the quorum; -1: nothing is set, 0: the time has passed.
+  int64_t CloseLeftMs(int64_t now_ms) const;
+
+ private:
+  enum class Phase { kStarting, kOpen, kCommitting, kFinished };
+  struct Node {
+    bool live = false;
+    uint64_t incarnation = 0;
+    int64_t lease_until_ms = 0;
+    uint64_t acknowledged = 0;
+    std::string waiting_for;
+    Standing standing = Standing::kNotMember;
+    std::string digest;  // kComplete
+    std::string reason;  // kRefused, kAbstained
+  };
+  using Effects = std::vector<RoundEffect>;
+
+  void Apply(const NodeJoined& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodeAcknowledged& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodeHeard& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodeWaiting& event, int64_t now_ms, Effects* effects);
+  void Apply(const ContributionComplete& event, int64_t now_ms, Effects* effects);
+  void Apply(const ContributionRefused& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodeAbstained& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodeLeft& event, int64_t now_ms, Effects* effects);
+  void Apply(const Ticked& event, int64_t now_ms, Effects* effects);
+  void Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects);
+
+  Node& Find(const std::string& node);
+  const Node& Find(const std::string& node) const;
+  void ForgiveOwnPause(int64_t now_ms);
+  void EndMembership(Node* node, Standing standing);
+  void Decline(const std::string& name, Standing standing, const std::string& reason);
+  void Open(int64_t now_ms, Effects* effects);
+  void OpenFirst(int64_t now_ms, Effects* effects);
+  void TakeInMissing(Effects* effects);
+  void Close(int64_t now_ms, Effects* effects);
+
+  bool HoldsBase(const Node& node) const { return node.live && node.acknowledged == committed_; }
+  bool BelowQuorum() const;
+  uint32_t Count(Standing standing) const;
+  Decision Wait(int64_t now_ms) const;
+  std::string StartingSentence() const;
+  std::string OutstandingSentence() const;
+  std::string MissingSentence() const;
+  std::string Describe(const std::string& name, const Node& node) const;
+
+  RoundSettings settings_;
+  std::map<std::string, Node> nodes_;
+  Phase phase_ = Phase::kStarting;
+  uint64_t committed_ = 0;
+  int64_t opened_ms_ = 0;
+  int64_t first_complete_ms_ = -1;  // -1: none yet
+  int64_t last_step_ms_ = -1;       // -1: none yet
+};
+
+}  // namespace isthmus

@@ -1,0 +1,216 @@
+// Runs scenarios/*.txt against the round's state machine and compares what it does with what the
+// files recorded. A file is a list of blocks: commands, a line `----`, their recorded output, an
+// empty line. To record anew after a wanted change, and then to read the difference:
+//
+//   ISTHMUS_REWRITE=tests/server/scenarios bazel-bin/tests/server/round_scenarios_test
+//
+// Commands (times in milliseconds; the clock starts at 0 and only tick and pause move it):
+//   spec nodes=a,b [quorum=N] [steps=N] [lease=MS] [deadline=MS] [grace=MS]
+//   join NODE [HOLDS_ROUND]     ack NODE ROUND        heard NODE
+//   waiting NODE TEXT           complete NODE DIGEST  refuse NODE TEXT   abstain NODE TEXT
+//   leave NODE                  persist               (the round being committed)
+//   tick MS [beating=a,b]       (ticks of 100 ms; the nodes named send heartbeats)
+//   pause MS                    (one tick after a gap)
+// Output: the effects in order, each with its time, then the sentence that Decide gives.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "server/round.h"
+
+namespace isthmus {
+namespace {
+
+struct EffectText {
+  std::string operator()(const OpenRound& effect) const {
+    return absl::StrCat("open round ", effect.round, " on ", effect.base_round, ", step ",
+                        effect.step, ", members: ", absl::StrJoin(effect.members, " "));
+  }
+  std::string operator()(const TakeIn& effect) const {
+    return absl::StrCat("take in ", effect.node, ", round ", effect.round);
+  }
+  std::string operator()(const CommitRound& effect) const {
+    if (effect.is_void) return absl::StrCat("commit round ", effect.round, ", void");
+    return absl::StrCat("commit round ", effect.round,
+                        ", included: ", absl::StrJoin(effect.included, " "));
+  }
+  std::string operator()(const PublishRound& effect) const {
+    return absl::StrCat("publish round ", effect.round);
+  }
+  std::string operator()(const EndLease& effect) const {
+    return absl::StrCat("end lease of ", effect.node);
+  }
+  std::string operator()(const FinishRun& effect) const {
+    return absl::StrCat("finish after round ", effect.round);
+  }
+};
+
+class Scenario {
+ public:
+  // Runs one command; appends what it did.
+  void Run(const std::string& line, std::string* out) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    const std::string& verb = words[0];
+    if (verb == "spec") return Spec(words);
+    if (machine_ == nullptr) throw std::runtime_error("the first command must be spec");
+    if (verb == "tick") return Tick(words, out);
+    if (verb == "pause") {
+      now_ms_ += Number(words.at(1));
+      return Step(Ticked{}, out);
+    }
+    if (verb == "persist") return Step(RoundPersisted{machine_->committing_round()}, out);
+    Step(Event(verb, words, line), out);
+  }
+
+  std::string Sentence() const { return machine_->Decide(now_ms_).sentence; }
+
+ private:
+  static int64_t Number(const std::string& word) {
+    int64_t value = 0;
+    if (!absl::SimpleAtoi(word, &value)) throw std::runtime_error("not a number: " + word);
+    return value;
+  }
+
+  void Spec(const std::vector<std::string>& words) {
+    RoundSettings settings;
+    settings.steps = 100;
+    settings.quorum = 0;
+    for (size_t i = 1; i < words.size(); ++i) {
+      const std::pair<std::string, std::string> field = absl::StrSplit(words[i], '=');
+      if (field.first == "nodes") settings.nodes = absl::StrSplit(field.second, ',');
+      if (field.first == "quorum") settings.quorum = Number(field.second);
+      if (field.first == "steps") settings.steps = Number(field.second);
+      if (field.first == "lease") settings.lease_ms = Number(field.second);
+      if (field.first == "deadline") settings.deadline_ms = Number(field.second);
+      if (field.first == "grace") settings.grace_ms = Number(field.second);
+    }
+    if (settings.quorum == 0) settings.quorum = settings.nodes.size();
+    machine_ = std::make_unique<RoundMachine>(settings);
+  }
+
+  RoundEvent Event(const std::string& verb, const std::vector<std::string>& words,
+                   const std::string& line) {
+    const std::string& node = words.at(1);
+    const std::string text = line.substr(std::min(line.size(), verb.size() + node.size() + 2));
+    if (verb == "join") {
+      return NodeJoined{node, ++incarnation_,
+                        words.size() > 2 ? static_cast<uint64_t>(Number(words[2])) : 0};
+    }
+    if (verb == "ack") return NodeAcknowledged{node, static_cast<uint64_t>(Number(words.at(2)))};
+    if (verb == "heard") return NodeHeard{node};
+    if (verb == "waiting") return NodeWaiting{node, text};
+    if (verb == "complete") return ContributionComplete{node, text};
+    if (verb == "refuse") return ContributionRefused{node, text};
+    if (verb == "abstain") return NodeAbstained{node, text};
+    if (verb == "leave") return NodeLeft{node};
+    throw std::runtime_error("unknown command: " + line);
+  }
+
+  void Tick(const std::vector<std::string>& words, std::string* out) {
+    std::vector<std::string> beating;
+    if (words.size() > 2) beating = absl::StrSplit(words[2].substr(words[2].find('=') + 1), ',');
+    for (const int64_t end_ms = now_ms_ + Number(words.at(1)); now_ms_ < end_ms;) {
+      now_ms_ = std::min<int64_t>(end_ms, now_ms_ + 100);
+      for (const std::string& node : beating) Step(NodeHeard{node}, out);
+      Step(Ticked{}, out);
+    }
+  }
+
+  void Step(const RoundEvent& event, std::string* out) {
+    for (const RoundEffect& effect : machine_->Step(event, now_ms_)) {
+      absl::StrAppend(out, "t=", now_ms_, " ", std::visit(EffectText(), effect), "\n");
+    }
+  }
+
+  std::unique_ptr<RoundMachine> machine_;
+  int64_t now_ms_ = 0;
+  uint64_t incarnation_ = 0;
+};
+
+// The file with its outputs made anew. Comments and commands stay; everything from `----` to the
+// next empty line is output.
+std::string Record(const std::string& text) {
+  Scenario scenario;
+  std::string result, output;
+  bool in_output = false;
+  for (absl::string_view view : absl::StrSplit(absl::StripSuffix(text, "\n"), '\n')) {
+    const std::string line(view);
+    if (in_output) {
+      if (!line.empty()) continue;
+      in_output = false;
+    }
+    absl::StrAppend(&result, line, "\n");
+    if (line == "----") {
+      absl::StrAppend(&result, output, scenario.Sentence(), "\n");
+      output.clear();
+      in_output = true;
+    } else if (!line.empty() && line[0] != '#') {
+      scenario.Run(line, &output);
+    }
+  }
+  return result;
+}
+
+std::string Read(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<std::filesystem::path> Files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".txt") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+TEST(RoundScenarios, DoWhatTheFilesRecorded) {
+  const char* rewrite = std::getenv("ISTHMUS_REWRITE");
+  const auto files = Files(rewrite != nullptr ? rewrite : "tests/server/scenarios");
+  EXPECT_GE(files.size(), 15u);
+  for (const auto& path : files) {
+    SCOPED_TRACE(path.filename().string());
+    const std::string recorded = Read(path);
+    const std::string now = Record(recorded);
+    if (rewrite != nullptr) {
+      std::ofstream(path) << now;
+    } else {
+      EXPECT_EQ(recorded, now);
+    }
+  }
+}
+
+// The machine is a value: a copy goes on from where the original was, and does the same.
+TEST(RoundMachine, ACopyDoesTheSame) {
+  RoundSettings settings;
+  settings.nodes = {"a", "b"};
+  settings.quorum = 2;
+  settings.steps = 2;
+  RoundMachine machine(settings);
+  machine.Step(NodeJoined{"a", 1, 0}, 0);
+  machine.Step(NodeJoined{"b", 2, 0}, 1);
+  machine.Step(ContributionComplete{"b", "d"}, 2);
+  RoundMachine copy = machine;
+  const auto first = machine.Step(ContributionComplete{"a", "d"}, 3);
+  const auto second = copy.Step(ContributionComplete{"a", "d"}, 3);
+  ASSERT_EQ(first.size(), 1u);
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_EQ(std::visit(EffectText(), first[0]), std::visit(EffectText(), second[0]));
+}
+
+}  // namespace
+}  // namespace isthmus
