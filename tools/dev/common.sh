@@ -36,16 +36,19 @@ timed() {
   say "$text: done in $((SECONDS - started)) s"
 }
 
-# Bazel without progress lines. It reads no settings from the home folder, so that every machine
-# builds alike.
-bazel_here() {
+# Bazel with nothing but errors and warnings on the terminal. It reads no settings from the home
+# folder, so that every machine builds alike.
+bazel_quiet() {
   local command=$1
   shift
-  bazel --nohome_rc "$command" --noshow_progress "$@"
+  bazel --nohome_rc "$command" --noshow_progress --ui_event_filters=-info "$@"
 }
 
-# The same with nothing but errors and warnings. Not for tests: the log of a failed one would be
-# left out too.
-bazel_quiet() {
-  bazel_here "$@" --ui_event_filters=-info
+# For what may take minutes: live progress on a terminal, elsewhere a line now and then. The info
+# messages stay, as the log of a failed test is one of them.
+bazel_loud() {
+  local command=$1 options=(--show_progress)
+  shift
+  [ -t 2 ] || options+=(--show_progress_rate_limit=30)
+  bazel --nohome_rc "$command" "${options[@]}" "$@"
 }

@@ -180,7 +180,9 @@ def check_built(path, report):
     build = path.parent / "BUILD"
     if not build.exists():
         report.add(path, 1, f"no BUILD file in {path.parent}: add one with a test rule")
-    elif f'"{path.name}"' not in build.read_text(encoding="utf-8"):
+        return
+    text = build.read_text(encoding="utf-8")
+    if not any(word in text for word in (f'"{path.name}"', f'"{path.stem}"', "glob(")):
         report.add(path, 1, f"{build} does not name this file: add it to a test rule")
 
 
