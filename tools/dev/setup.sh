@@ -8,6 +8,7 @@ setup() {
   setup_packages
   setup_venv
   setup_bazelrc
+  trim_bazel_cache
   if [ $((SECONDS - started)) -gt 2 ]; then
     say "set-up complete in $((SECONDS - started)) s"
   fi
@@ -99,4 +100,13 @@ common --repo_env=ISTHMUS_TORCH_DIR=$torch_dir"
   if [ ! -e .bazelrc.user ] || [ "$(cat .bazelrc.user)" != "$text" ]; then
     printf '%s\n' "$text" >.bazelrc.user
   fi
+}
+
+# Bazel 4.2 never removes anything from its disk cache: once a day drop what nobody read for a month.
+trim_bazel_cache() {
+  local stamp="$cache_dir/bazel-disk-trimmed"
+  [ -z "$(find "$stamp" -mtime -1 2>/dev/null)" ] || return 0
+  mkdir -p "$cache_dir/bazel-disk"
+  find "$cache_dir/bazel-disk" -type f -atime +30 -delete
+  touch "$stamp"
 }
