@@ -44,7 +44,8 @@ setup_packages() {
   fi
   timed "apt-get update" as_root apt-get update -q ||
     die "apt-get update failed; check the network and /etc/apt/sources.list"
-  if timed "installing ${#missing[@]} Debian packages (${missing[*]})" \
+  say "missing Debian packages: ${missing[*]}"
+  if timed "apt-get install" \
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends \
     "${missing[@]}"; then
     return 0
