@@ -19,6 +19,8 @@ inline constexpr size_t kMetadataBytesMax = 8192;
 inline constexpr size_t kNameBytesMax = 63;
 inline constexpr size_t kTensorNameBytesMax = 256;
 inline constexpr size_t kReasonBytesMax = 256;
+// Text of an error: with its details it must fit into kMetadataBytesMax, percent-encoded.
+inline constexpr size_t kStatusMessageBytesMax = 1024;
 inline constexpr size_t kRunSpecFileBytesMax = size_t{1} << 20;
 inline constexpr size_t kSecretBytesMin = 16;
 inline constexpr size_t kSecretBytesMax = 64;
@@ -52,6 +54,13 @@ inline constexpr size_t kFrozenPatternsMax = 256;
 inline constexpr uint32_t kContextMax = uint32_t{1} << 20;
 inline constexpr uint32_t kSequencesMax = uint32_t{1} << 20;
 inline constexpr uint64_t kTokensMax = uint64_t{1} << 40;
+
+// Contributions a rank may have under way (encoded, not settled). One without overlap; a trainer
+// that never settles must not fill memory.
+inline constexpr size_t kPendingRoundsMax = 16;
+// Largest magnitude in a momentum residual. A transform multiplies by at most kChunkSideMax, so
+// that every sent and decoded value stays far inside float32.
+inline constexpr float kMomentumMax = 1e30f;
 
 // --- Memory held for others. Encoded contributions to open rounds, over all nodes.
 inline constexpr size_t kOpenContributionBytesMax = size_t{4} << 30;
