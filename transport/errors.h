@@ -1,14 +1,26 @@
-// absl::Status <-> grpc::Status, with google.rpc.ErrorInfo (domain "isthmus", a stable reason in
-// UPPER_SNAKE) and, where it helps, RetryInfo. The reason and the retry delay ride on the
-// absl::Status as payloads, so that code without gRPC can set and read them.
+// Errors between processes. A reason (a stable word in UPPER_SNAKE) and, where it helps, a retry
+// delay ride on the absl::Status as payloads: google.rpc.ErrorInfo (domain "isthmus") and RetryInfo
+// under their type URLs, as they travel. So code without gRPC can set and read them;
+// transport/grpc_status.h puts them on the wire.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace isthmus {
+
+// Reasons that a caller acts on, so both ends must spell them alike.
+//
+// FAILED_PRECONDITION: the incarnation sent is not the current one, or its lease has ended. The
+// caller joins again and sends again; any other FAILED_PRECONDITION refuses the submission itself.
+inline constexpr char kReasonStaleIncarnation[] = "STALE_INCARNATION";
+// ALREADY_EXISTS of JoinRun: the node lives under another secret.
+inline constexpr char kReasonNodeAlive[] = "NODE_ALIVE";
+// UNAVAILABLE: this process is stopping.
+inline constexpr char kReasonShuttingDown[] = "SHUTTING_DOWN";
 
 // status with a reason, for instance WithReason(absl::NotFoundError("…"), "UNKNOWN_NODE").
 absl::Status WithReason(absl::Status status, absl::string_view reason);
