@@ -1,0 +1,154 @@
+// The parts without a connection: addresses, errors, back-off, queues.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <random>
+
+#include "transport/addresses.h"
+#include "transport/backoff.h"
+#include "transport/errors.h"
+#include "transport/grpc_status.h"
+#include "transport/watch_queue.h"
+
+namespace isthmus {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string WhyNot(const std::string& text) {
+  const auto address = ParseAddress(text);
+  EXPECT_EQ(address.status().code(), absl::StatusCode::kInvalidArgument) << text;
+  return std::string(address.status().message());
+}
+
+TEST(AddressTest, FormsThatAreRead) {
+  EXPECT_EQ(ParseAddress("10.0.0.1:7070")->host, "10.0.0.1");
+  EXPECT_EQ(ParseAddress("10.0.0.1:7070")->port, 7070);
+  EXPECT_EQ(ParseAddress("[::1]:7070")->host, "::1");
+  EXPECT_EQ(ParseAddress("coordinator.example:0")->port, 0);
+  EXPECT_EQ(ParseAddress("unix:/run/isthmus/s")->unix_path, "/run/isthmus/s");
+  for (const char* text : {"10.0.0.1:7070", "[fe80::1]:1", "a-b.example:65535", "unix:x/y"}) {
+    EXPECT_EQ(AddressText(*ParseAddress(text)), text);
+  }
+}
+
+TEST(AddressTest, FormsThatAreRefusedWithASentence) {
+  EXPECT_THAT(WhyNot("::1:7070"), HasSubstr("brackets"));
+  EXPECT_THAT(WhyNot("[::1]"), HasSubstr("brackets"));
+  EXPECT_THAT(WhyNot("[localhost]:1"), HasSubstr("no IPv6 address"));
+  EXPECT_THAT(WhyNot("localhost"), HasSubstr("no port"));
+  EXPECT_THAT(WhyNot(":7070"), HasSubstr("no host"));
+  EXPECT_THAT(WhyNot("a:65536"), HasSubstr("65535"));
+  EXPECT_THAT(WhyNot("a:-1"), HasSubstr("'-1'"));
+  EXPECT_THAT(WhyNot("a:+1"), HasSubstr("'+1'"));
+  EXPECT_THAT(WhyNot("a:"), HasSubstr("port"));
+  EXPECT_THAT(WhyNot("http://a:80"), HasSubstr("IPv6"));
+  EXPECT_THAT(WhyNot("unix:"), HasSubstr("no path"));
+  EXPECT_THAT(WhyNot("unix:" + std::string(108, 'x')), HasSubstr("108"));
+  EXPECT_THAT(WhyNot("unix:a b"), HasSubstr("blank"));
+  EXPECT_TRUE(ParseAddress("unix:" + std::string(107, 'x')).ok());
+}
+
+TEST(AddressTest, WhatIsLocal) {
+  for (const char* text : {"127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "unix:x"}) {
+    EXPECT_TRUE(IsLocal(*ParseAddress(text))) << text;
+  }
+  for (const char* text : {"0.0.0.0:1", "128.0.0.1:1", "[::]:1", "example.org:1"}) {
+    EXPECT_FALSE(IsLocal(*ParseAddress(text))) << text;
+  }
+}
+
+TEST(ErrorsTest, ReasonAndRetryRoundTrip) {
+  const absl::Status plain = absl::AbortedError("round 4 closed");
+  EXPECT_EQ(ReasonOf(plain), "");
+  EXPECT_EQ(RetryAfterMsOf(plain), -1);
+  const absl::Status status = WithRetryAfterMs(WithReason(plain, "ROUND_CLOSED"), 2001);
+  const absl::Status back = FromGrpcStatus(ToGrpcStatus(status));
+  EXPECT_EQ(back, status);
+  EXPECT_EQ(ReasonOf(back), "ROUND_CLOSED");
+  EXPECT_EQ(RetryAfterMsOf(back), 2001);
+  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
+  EXPECT_TRUE(FromGrpcStatus(grpc::Status::OK).ok());
+}
+
+TEST(ErrorsTest, WhatAStrangerSendsIsStillAStatus) {
+  const absl::Status garbage = FromGrpcStatus(
+      grpc::Status(grpc::StatusCode::NOT_FOUND, "text", std::string(64, '\xff')));
+  EXPECT_EQ(garbage, absl::NotFoundError("text"));
+  EXPECT_THAT(std::string(FromGrpcStatus(grpc::Status(grpc::StatusCode::INTERNAL, "")).message()),
+              HasSubstr("did not decode"));
+  EXPECT_EQ(FromGrpcStatus(grpc::Status(static_cast<grpc::StatusCode>(99), "odd")).code(),
+            absl::StatusCode::kUnknown);
+}
+
+TEST(ErrorsTest, Retryable) {
+  EXPECT_TRUE(IsRetryable(absl::UnavailableError("")));
+  EXPECT_TRUE(IsRetryable(absl::DeadlineExceededError("")));
+  EXPECT_TRUE(IsRetryable(absl::ResourceExhaustedError("")));
+  EXPECT_TRUE(IsRetryable(absl::AbortedError("")));
+  EXPECT_FALSE(IsRetryable(absl::OkStatus()));
+  EXPECT_FALSE(IsRetryable(absl::DataLossError("")));
+  EXPECT_FALSE(IsRetryable(absl::InternalError("")));
+}
+
+TEST(BackoffTest, DelaysStayWithinTheirBounds) {
+  const uint64_t seed = std::random_device()();
+  std::cout << "seed " << seed << "\n";
+  Backoff backoff(seed, 100, 5000);
+  for (int turn = 0; turn < 3; ++turn) {
+    int64_t whole = 100;
+    for (int i = 0; i < 50; ++i) {
+      const int64_t delay = backoff.NextDelayMs();
+      EXPECT_GE(delay, whole / 2);
+      EXPECT_LE(delay, whole);
+      whole = std::min<int64_t>(2 * whole, 5000);
+    }
+    backoff.Reset();
+  }
+  for (int i = 0; i < 50; ++i) EXPECT_GE(backoff.NextDelayMs(7000), 7000);
+}
+
+TEST(BackoffTest, TwoCallersDoNotKeepStep) {
+  Backoff one(1);
+  Backoff two(2);
+  int equal = 0;
+  for (int i = 0; i < 50; ++i) equal += one.NextDelayMs() == two.NextDelayMs();
+  EXPECT_LT(equal, 10);
+}
+
+WatchEvent Opened(uint64_t round) {
+  auto event = std::make_shared<v1::WatchUpdatesResponse>();
+  event->mutable_opened()->set_round(round);
+  return event;
+}
+
+TEST(WatchQueueTest, EventsThenTheEnd) {
+  WatchQueue queue(10);
+  int ready = 0;
+  queue.OnReady([&] { ++ready; });
+  EXPECT_EQ(queue.Take().event, nullptr);
+  queue.Push(Opened(1));
+  EXPECT_EQ(ready, 1);
+  queue.Close(absl::AbortedError("newer"));
+  queue.Push(Opened(2));
+  queue.Close(absl::InternalError("later"));
+  EXPECT_EQ(queue.Take().event->opened().round(), 1u);
+  for (int i = 0; i < 2; ++i) {
+    const WatchQueue::Taken taken = queue.Take();
+    EXPECT_TRUE(taken.closed);
+    EXPECT_EQ(taken.status, absl::AbortedError("newer"));
+  }
+}
+
+TEST(WatchQueueTest, OverflowDropsWhatWaitsAndSaysSo) {
+  WatchQueue queue(2);
+  for (int i = 0; i < 3; ++i) queue.Push(Opened(i));
+  const WatchQueue::Taken taken = queue.Take();
+  EXPECT_EQ(taken.event, nullptr);
+  EXPECT_TRUE(taken.closed);
+  EXPECT_EQ(taken.status.code(), absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace isthmus
