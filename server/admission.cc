@@ -1,0 +1,319 @@
+// JoinRun, Heartbeat, LeaveRun: who may take part.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "server/coordinator.h"
+#include "server/version.h"
+#include "spec/manifest.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+absl::Status CheckSize(absl::string_view field, size_t value, size_t least, size_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                        field, " has ", value, " bytes; it has ",
+                        least == most ? absl::StrCat(least) : absl::StrCat(least, " to ", most))),
+                    "WRONG_SIZE");
+}
+
+// What can be said about a request without knowing the run's state.
+absl::Status CheckJoinRequest(const v1::JoinRunRequest& request) {
+  if (request.role() != v1::ROLE_NODE) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                          "role is ", v1::Role_Name(request.role()),
+                          "; a coordinator admits ROLE_NODE, ranks join their node's agent")),
+                      "WRONG_ROLE");
+  }
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSize("secret", request.secret().size(), kSecretBytesMin, kSecretBytesMax));
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSize("fingerprint", request.fingerprint().size(), kSha256Bytes, kSha256Bytes));
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSize("state_sha256", request.state_sha256().size(), kSha256Bytes, kSha256Bytes));
+  const size_t update_sha256_bytes = request.last_round() == 0 ? 0 : kSha256Bytes;
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSize(absl::StrCat("last_update_sha256 with last_round ", request.last_round()),
+                request.last_update_sha256().size(), update_sha256_bytes, update_sha256_bytes));
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSize("client_version", request.client_version().size(), 0, kReasonBytesMax));
+  if (request.capabilities_size() > static_cast<int>(kCapabilitiesMax)) {
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat("there are ", request.capabilities_size(),
+                                                " capabilities; the limit is ", kCapabilitiesMax)),
+        "WRONG_SIZE");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StartStateDiffers(const v1::JoinRunRequest& request, absl::string_view whose,
+                               const std::string& sha256) {
+  return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                        "node '", request.node(), "' holds start state ",
+                        HexPrefix(request.state_sha256()), ", ", whose, " ", HexPrefix(sha256),
+                        "; build it from the run's seed, or from the same file on all nodes")),
+                    "START_STATE_DIFFERS");
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JoinRunResponse> Coordinator::JoinRun(const v1::JoinRunRequest& request) {
+  const DeliverAfter deliver(this);
+  absl::StatusOr<v1::JoinRunResponse> response = Admit(request);
+  if (!response.ok()) {
+    LogWarning("join refused",
+               {{"node", request.node()}, {"why", std::string(response.status().message())}});
+  } else if (response->incarnation() != 0) {
+    LogInfo("node joined", {{"node", request.node()},
+                            {"incarnation", absl::StrCat(response->incarnation())},
+                            {"holds_round", absl::StrCat(request.last_round())},
+                            {"version", request.client_version()}});
+  }
+  return response;
+}
+
+absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest& request) {
+  ISTHMUS_RETURN_IF_ERROR(CheckRun(request.run()));
+  v1::JoinRunResponse response;
+  *response.mutable_spec() = spec_;
+  response.set_spec_revision(kSpecRevision);
+  response.set_node(request.node());
+  response.set_server_version(kServerVersion);
+  if (request.has_manifest()) {
+    ISTHMUS_RETURN_IF_ERROR(CheckNode(request.node()));
+    ISTHMUS_RETURN_IF_ERROR(CheckJoinRequest(request));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopping_) {
+    return WithReason(absl::UnavailableError("the coordinator is shutting down"),
+                      kReasonShuttingDown);
+  }
+  response.set_committed_round(machine_.committed_round());
+  if (!request.has_manifest()) return response;  // only the spec was asked for
+
+  ISTHMUS_RETURN_IF_ERROR(CheckSecretLocked(request));
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckHistoryLocked(request.node(), request.last_round(), request.last_update_sha256()));
+  ISTHMUS_RETURN_IF_ERROR(CheckModelLocked(request));
+
+  NodeState& node = nodes_[request.node()];
+  CloseWatchLocked(&node, WithReason(absl::AbortedError("the node joined again; watch again"),
+                                     "WATCH_REPLACED"));
+  // Numbers rise over the run, also beyond those that an earlier coordinator gave out.
+  last_incarnation_ = std::max(last_incarnation_, request.attempt()) + 1;
+  node.secret = request.secret();
+  node.incarnation = last_incarnation_;
+  node.attempt = request.attempt() != 0 ? request.attempt() : node.incarnation;
+  StepLocked(NodeJoined{request.node(), node.incarnation, request.last_round()});
+  response.set_incarnation(node.incarnation);
+  response.set_attempt(node.attempt);
+  return response;
+}
+
+absl::Status Coordinator::CheckRun(const std::string& run) const {
+  if (run.empty() || run == spec_.run()) return absl::OkStatus();
+  return WithReason(
+      absl::NotFoundError(absl::StrCat("there is no run '", run,
+                                       "' here; this coordinator has run '", spec_.run(), "'")),
+      "UNKNOWN_RUN");
+}
+
+absl::Status Coordinator::CheckNode(const std::string& node) const {
+  if (nodes_.count(node) != 0) return absl::OkStatus();
+  std::vector<std::string> names;
+  for (const auto& [name, state] : nodes_) names.push_back(name);
+  return WithReason(absl::NotFoundError(absl::StrCat(
+                        "run '", spec_.run(), "' has no node '", node, "'; its spec names ",
+                        absl::StrJoin(names, ", "), ". Add the node there, or use one of these")),
+                    "UNKNOWN_NODE");
+}
+
+absl::Status Coordinator::CheckSecretLocked(const v1::JoinRunRequest& request) const {
+  const NodeState& node = nodes_.at(request.node());
+  if (!machine_.IsLive(request.node()) || node.secret == request.secret()) return absl::OkStatus();
+  const int64_t left_ms = machine_.LeaseLeftMs(request.node(), NowMs());
+  return WithRetryAfterMs(
+      WithReason(absl::AlreadyExistsError(absl::StrCat(
+                     "node '", request.node(), "' lives in another process (incarnation ",
+                     node.incarnation, "); its lease ends in ", left_ms,
+                     " ms unless it is renewed. Stop that process, or use another node name")),
+                 kReasonNodeAlive),
+      left_ms);
+}
+
+absl::Status Coordinator::CheckHistoryLocked(const std::string& node, uint64_t last_round,
+                                             const std::string& sha256) const {
+  const uint64_t committed = machine_.committed_round();
+  if (last_round > committed) {
+    return WithReason(
+        absl::DataLossError(
+            absl::StrCat("node '", node, "' holds round ", last_round,
+                         ", this coordinator's last commit is ", committed,
+                         ": it lost rounds, or has another run. Start it with the state it had, or "
+                         "start the node anew")),
+        "AHEAD_OF_COORDINATOR");
+  }
+  if (last_round == 0) return absl::OkStatus();
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string ours, store_->RecordSha256(last_round));
+  if (ours == sha256) return absl::OkStatus();
+  return WithReason(
+      absl::DataLossError(absl::StrCat(
+          "node '", node, "' has record ", HexPrefix(sha256), " of round ", last_round,
+          ", this coordinator has ", HexPrefix(ours),
+          ": its state is of another history. Start the node from a state of this run")),
+      "HISTORY_DIFFERS");
+}
+
+absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) const {
+  const std::string& pinned = spec_.start_state_sha256();
+  if (request.last_round() != 0 || pinned.empty() || request.state_sha256() == pinned) {
+    return absl::OkStatus();
+  }
+  return StartStateDiffers(request, "the run's spec says", pinned);
+}
+
+absl::Status Coordinator::CheckModelLocked(const v1::JoinRunRequest& request) {
+  const bool fixed = model_ != nullptr && !ModelMayChangeLocked(request.node());
+  // Against the run's own manifest first: that sentence names what both sides have.
+  if (fixed) {
+    const std::string difference = ManifestDifference(model_->manifest, request.manifest());
+    if (!difference.empty()) {
+      return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                            "node '", request.node(), "' trains another model: ", difference,
+                            "; all nodes of a run train the same one")),
+                        "MANIFEST_DIFFERS");
+    }
+  }
+  ISTHMUS_RETURN_IF_ERROR(ValidateManifest(request.manifest()));
+  const std::string fingerprint = Fingerprint(request.manifest());
+  if (fingerprint != request.fingerprint()) {
+    return WithReason(
+        absl::FailedPreconditionError(absl::StrCat(
+            "node '", request.node(), "' says fingerprint ", HexPrefix(request.fingerprint()),
+            ", its manifest has ", HexPrefix(fingerprint), "; use the same version on both sides")),
+        "FINGERPRINT_DIFFERS");
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckStartState(request));
+  if (!fixed) return FixModelLocked(request);
+  if (request.last_round() == 0 && request.state_sha256() != model_->start_state_sha256) {
+    return StartStateDiffers(request, "the run's other nodes hold", model_->start_state_sha256);
+  }
+  return absl::OkStatus();
+}
+
+// The first node fixes what is trained. It can be corrected as long as nothing was built on it.
+bool Coordinator::ModelMayChangeLocked(const std::string& joining) const {
+  if (machine_.committed_round() != 0 || machine_.committing_round() != 0) return false;
+  return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+    const std::string& name = entry.first;
+    return (name != joining && machine_.IsLive(name)) ||
+           machine_.StandingOf(name) == Standing::kComplete;
+  });
+}
+
+absl::Status Coordinator::FixModelLocked(const v1::JoinRunRequest& request) {
+  if (model_ != nullptr && model_->fingerprint == request.fingerprint() &&
+      model_->start_state_sha256 == request.state_sha256()) {
+    return absl::OkStatus();
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(request.manifest(), spec_.codec()));
+  const auto grid = std::make_shared<const Grid>(std::move(made));
+  ContributionSizes sizes(grid);
+  // So every member has room for its contribution, and none can wait for another's.
+  if (sizes.total() > kOpenContributionBytesMax / nodes_.size()) {
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "a contribution to this model has ", sizes.total(), " bytes, ", nodes_.size(),
+            " nodes need ", nodes_.size(), " times that; the limit is ", kOpenContributionBytesMax,
+            ". Lower codec.matrix_density or codec.vector_density")),
+        "OPEN_CONTRIBUTION_BYTES");
+  }
+  model_ = std::make_shared<const Model>(Model{request.manifest(), request.fingerprint(),
+                                               request.state_sha256(), grid, std::move(sizes)});
+  // What came in for the model before is for nothing.
+  if (aggregator_ != nullptr) {
+    aggregator_ = std::make_shared<Aggregator>(grid, kOpenContributionBytesMax);
+  }
+  LogInfo("model fixed", {{"node", request.node()},
+                          {"fingerprint", HexPrefix(model_->fingerprint)},
+                          {"start_state", HexPrefix(model_->start_state_sha256)},
+                          {"tensors", absl::StrCat(request.manifest().tensors_size())},
+                          {"elements", absl::StrCat(grid->elements())},
+                          {"contribution_bytes", absl::StrCat(model_->sizes.total())}});
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckCallerLocked(const std::string& run, const std::string& node,
+                                            uint64_t incarnation) const {
+  if (stopping_) {
+    return WithReason(absl::UnavailableError("the coordinator is shutting down"),
+                      kReasonShuttingDown);
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckRun(run));
+  ISTHMUS_RETURN_IF_ERROR(CheckNode(node));
+  const NodeState& state = nodes_.at(node);
+  if (state.incarnation == 0) {
+    return WithReason(absl::FailedPreconditionError(
+                          absl::StrCat("node '", node, "' has not joined this coordinator; join")),
+                      kReasonNotJoined);
+  }
+  if (state.incarnation != incarnation) {
+    return WithReason(absl::FailedPreconditionError(
+                          absl::StrCat("node '", node, "' calls with incarnation ", incarnation,
+                                       ", the current one is ", state.incarnation, "; join again")),
+                      kReasonIncarnationFenced);
+  }
+  if (!machine_.IsLive(node)) {
+    return WithReason(
+        absl::FailedPreconditionError(absl::StrCat(
+            "incarnation ", incarnation, " of node '", node, "' is over: its lease of ",
+            spec_.timing().lease_ms(), " ms ended, or it left; join again")),
+        kReasonNotJoined);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::HeartbeatRequest& request) {
+  const DeliverAfter deliver(this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSize("waiting_for", request.waiting_for().size(), 0, kReasonBytesMax));
+  if (request.acknowledged_round() > machine_.committed_round()) {
+    return CheckHistoryLocked(request.node(), request.acknowledged_round(), "");
+  }
+  StepLocked(NodeWaiting{request.node(), request.waiting_for()});
+  StepLocked(NodeAcknowledged{request.node(), request.acknowledged_round()});
+  v1::HeartbeatResponse response;
+  response.set_committed_round(machine_.committed_round());
+  response.set_waiting_for(machine_.Decide(NowMs()).sentence);
+  response.set_lease_ms(spec_.timing().lease_ms());
+  return response;
+}
+
+absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunRequest& request) {
+  ISTHMUS_RETURN_IF_ERROR(CheckRun(request.run()));
+  ISTHMUS_RETURN_IF_ERROR(CheckNode(request.node()));
+  ISTHMUS_RETURN_IF_ERROR(CheckSize("reason", request.reason().size(), 0, kReasonBytesMax));
+  const DeliverAfter deliver(this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  NodeState& node = nodes_[request.node()];
+  // Leaving twice is leaving once, and an older incarnation cannot end a newer one.
+  if (node.incarnation != request.incarnation() || !machine_.IsLive(request.node())) {
+    return v1::LeaveRunResponse();
+  }
+  LogInfo("node left", {{"node", request.node()}, {"reason", request.reason()}});
+  CloseWatchLocked(&node, absl::CancelledError("the node left the run"));
+  node.secret.clear();
+  StepLocked(NodeLeft{request.node()});
+  return v1::LeaveRunResponse();
+}
+
+}  // namespace isthmus

@@ -1,0 +1,59 @@
+#include "server/contribution.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+
+ContributionSizes::ContributionSizes(std::shared_ptr<const Grid> grid) : grid_(std::move(grid)) {
+  before_block_.push_back(0);
+  for (const Block& block : grid_->blocks()) {
+    // All chunks of a block but its last have one shape.
+    const uint64_t last = block.first_chunk + block.chunks - 1;
+    before_block_.push_back(before_block_.back() +
+                            (block.chunks - 1) * grid_->ContributionBytes(block.first_chunk) +
+                            grid_->ContributionBytes(last));
+  }
+}
+
+uint64_t ContributionSizes::Before(uint64_t chunk) const {
+  ISTHMUS_CHECK(chunk <= grid_->chunks());
+  if (chunk == grid_->chunks()) return before_block_.back();
+  const uint32_t at = grid_->BlockOfChunk(chunk);
+  const uint64_t first = grid_->blocks()[at].first_chunk;
+  if (chunk == first) return before_block_[at];
+  return before_block_[at] + (chunk - first) * grid_->ContributionBytes(first);
+}
+
+absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string bytes) {
+  HeldPiece held;
+  held.bytes = std::make_shared<const std::string>(std::move(bytes));
+  ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(grid, *held.bytes));
+  if (piece.codec != v1::PAYLOAD_CODEC_TOPK_F32) {
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat(
+            "a piece from ", grid.Describe(piece.first_chunk), " on has layout ",
+            v1::PayloadCodec_Name(piece.codec), "; this run takes ",
+            v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32), ", as its header must say")),
+        "WRONG_CODEC");
+  }
+  ISTHMUS_RETURN_IF_ERROR(
+      ForEachChunk(grid, piece, [](uint64_t, const Components&) { return absl::OkStatus(); }));
+  held.first_chunk = piece.first_chunk;
+  held.end_chunk = piece.end_chunk;
+  return held;
+}
+
+absl::StatusOr<std::string> ContributionDigest(const Grid& grid,
+                                               const std::vector<HeldPiece>& pieces) {
+  std::vector<const std::string*> bytes;
+  bytes.reserve(pieces.size());
+  for (const HeldPiece& piece : pieces) bytes.push_back(piece.bytes.get());
+  return PayloadDigest(grid, bytes);
+}
+
+}  // namespace isthmus

@@ -1,0 +1,285 @@
+#include "server/coordinator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "server/fold.h"
+#include "spec/piece.h"
+#include "spec/run_spec.h"
+#include "spec/update_record.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+constexpr uint64_t kLogEveryRounds = 100;
+// A wait shorter than this is the normal life of a round and not worth a line.
+constexpr int64_t kLogWaitAfterMs = 3000;
+
+RoundSettings SettingsOf(const v1::RunSpec& spec) {
+  RoundSettings settings;
+  for (const v1::NodeSpec& node : spec.nodes()) settings.nodes.push_back(node.name());
+  settings.quorum = EffectiveQuorum(spec);
+  settings.steps = spec.steps();
+  settings.lease_ms = spec.timing().lease_ms();
+  settings.deadline_ms = spec.timing().deadline_ms();
+  settings.grace_ms = spec.timing().grace_ms();
+  settings.tick_ms = kTickMs;
+  return settings;
+}
+
+uint32_t FloatBits(float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptions options) {
+  ISTHMUS_CHECK(options.store != nullptr);
+  if (options.store->last_round() != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the store holds round ", options.store->last_round(),
+                     "; this version starts a run from its start state only"));
+  }
+  const bool ticks_by_itself = options.ticks_by_itself;
+  std::unique_ptr<Coordinator> coordinator(new Coordinator(std::move(options)));
+  coordinator->commit_thread_ = std::thread([c = coordinator.get()] { c->CommitLoop(); });
+  if (ticks_by_itself) {
+    coordinator->tick_thread_ = std::thread([c = coordinator.get()] { c->TickLoop(); });
+  }
+  return coordinator;
+}
+
+Coordinator::Coordinator(CoordinatorOptions options)
+    : spec_(std::move(options.spec)),
+      store_(std::move(options.store)),
+      clock_(options.clock != nullptr ? options.clock : &monotonic_clock_),
+      fold_threads_(options.fold_threads > 0
+                        ? options.fold_threads
+                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+      machine_(SettingsOf(spec_)) {
+  for (const v1::NodeSpec& node : spec_.nodes()) nodes_[node.name()];
+}
+
+Coordinator::~Coordinator() { Stop(); }
+
+void Coordinator::Stop() {
+  {
+    const DeliverAfter deliver(this);
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    for (auto& [name, node] : nodes_) {
+      CloseWatchLocked(&node, WithReason(absl::UnavailableError("the coordinator is shutting down"),
+                                         kReasonShuttingDown));
+    }
+  }
+  wake_.notify_all();
+  if (commit_thread_.joinable()) commit_thread_.join();
+  if (tick_thread_.joinable()) tick_thread_.join();
+}
+
+void Coordinator::StepLocked(const RoundEvent& event) {
+  for (const RoundEffect& effect : machine_.Step(event, NowMs())) {
+    std::visit([this](const auto& known) { CarryOutLocked(known); }, effect);
+  }
+}
+
+void Coordinator::CarryOutLocked(const OpenRound& effect) {
+  ISTHMUS_CHECK(model_ != nullptr);  // its members hold the start state, so one has joined
+  aggregator_ = std::make_shared<Aggregator>(model_->grid, kOpenContributionBytesMax);
+  LogDebug("round opened", {{"round", absl::StrCat(effect.round)},
+                            {"members", absl::StrJoin(effect.members, ",")}});
+  for (const std::string& member : effect.members) SendOpenedLocked(member);
+}
+
+void Coordinator::CarryOutLocked(const TakeIn& effect) {
+  LogInfo("node taken into the open round",
+          {{"node", effect.node}, {"round", absl::StrCat(effect.round)}});
+  SendOpenedLocked(effect.node);
+}
+
+void Coordinator::CarryOutLocked(const CommitRound& effect) {
+  ISTHMUS_CHECK(!job_.has_value());  // one round at a time
+  CommitJob job;
+  job.round = effect;
+  job.model = model_;
+  for (const std::string& node : effect.included) {
+    job.digests.push_back(aggregator_->Find(node)->digest);
+    job.contributions.push_back(aggregator_->Pieces(node));
+  }
+  job_ = std::move(job);
+  wake_.notify_all();
+}
+
+void Coordinator::CarryOutLocked(const PublishRound& effect) {
+  ISTHMUS_CHECK(persisted_ != nullptr && persisted_->record.round() == effect.round);
+  SendUpdateLocked(std::exchange(persisted_, nullptr));
+}
+
+void Coordinator::CarryOutLocked(const EndLease& effect) {
+  LogWarning("lease ended: the node was not heard of",
+             {{"node", effect.node}, {"lease_ms", absl::StrCat(spec_.timing().lease_ms())}});
+  CloseWatchLocked(&nodes_[effect.node],
+                   WithReason(absl::FailedPreconditionError(
+                                  absl::StrCat("the lease of node '", effect.node,
+                                               "' has ended: nothing was heard of it for ",
+                                               spec_.timing().lease_ms(), " ms; join again")),
+                              kReasonNotJoined));
+}
+
+void Coordinator::CarryOutLocked(const FinishRun& effect) {
+  LogInfo("run finished", {{"run", spec_.run()}, {"rounds", absl::StrCat(effect.round)}});
+  auto event = std::make_shared<v1::WatchUpdatesResponse>();
+  event->mutable_finished()->set_round(effect.round);
+  for (auto& [name, node] : nodes_) {
+    if (node.watch != nullptr) deliveries_.push_back({node.watch, {event}, absl::nullopt});
+  }
+}
+
+// Takes closed rounds one at a time: merge, persist, and only then publish.
+void Coordinator::CommitLoop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stopping_ || job_.has_value(); });
+    if (stopping_) return;
+    const CommitJob job = *std::exchange(job_, absl::nullopt);
+    lock.unlock();
+    const std::shared_ptr<StoredUpdate> update = MakeUpdate(job);
+    // Persist: from here on the round cannot be taken back.
+    absl::Status stored = store_->Commit(update);
+    lock.lock();
+    while (!stored.ok() && !stopping_) {
+      LogError("cannot store the update, the round waits for it; make room",
+               {{"round", absl::StrCat(job.round.round)}, {"error", stored.ToString()}});
+      wake_.wait_for(lock, std::chrono::milliseconds(kRetryAfterMs), [this] { return stopping_; });
+      lock.unlock();
+      stored = store_->Commit(update);
+      lock.lock();
+    }
+    if (stopping_) return;
+    // Publish: the machine answers with PublishRound, then the next round opens.
+    persisted_ = update;
+    StepLocked(RoundPersisted{job.round.round});
+    lock.unlock();
+    Deliver();
+    lock.lock();
+  }
+}
+
+std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) const {
+  auto update = std::make_shared<StoredUpdate>();
+  v1::UpdateRecord& record = update->record;
+  const uint64_t round = job.round.round;
+  record.set_run(spec_.run());
+  record.set_round(round);
+  record.set_base_round(round - 1);
+  record.set_step(round);  // a void update advances the step too
+  record.set_spec_revision(kSpecRevision);
+  record.set_lr_bits(LearningRateBits(round));
+  record.set_weight_decay_bits(FloatBits(spec_.optimizer().weight_decay()));
+  record.set_is_void(job.round.is_void);
+  record.set_codec(v1::PAYLOAD_CODEC_MERGED_F32);
+  for (size_t i = 0; i < job.round.included.size(); ++i) {
+    v1::IncludedContribution* included = record.add_included();
+    included->set_node(job.round.included[i]);
+    included->set_digest(job.digests[i]);
+  }
+  if (!job.round.is_void) {
+    const Grid& grid = *job.model->grid;
+    std::vector<std::string> pieces =
+        FoldContributions(grid, job.model->sizes, job.contributions, fold_threads_);
+    std::vector<const std::string*> pointers;
+    for (const std::string& piece : pieces) pointers.push_back(&piece);
+    const auto digest = PayloadDigest(grid, pointers);
+    ISTHMUS_CHECK(digest.ok());
+    record.set_payload_sha256(*digest);
+    record.set_pieces(static_cast<uint32_t>(pieces.size()));
+    uint64_t payload_bytes = 0;
+    for (std::string& piece : pieces) {
+      payload_bytes += piece.size();
+      const auto view = OpenPiece(grid, piece);
+      ISTHMUS_CHECK(view.ok());
+      update->ranges.emplace_back(view->first_chunk, view->end_chunk);
+      auto event = std::make_shared<v1::WatchUpdatesResponse>();
+      event->mutable_piece()->set_round(round);
+      event->mutable_piece()->set_data(std::move(piece));
+      update->pieces.push_back(std::move(event));
+    }
+    record.set_payload_bytes(payload_bytes);
+  }
+  const auto previous = store_->RecordSha256(round - 1);
+  ISTHMUS_CHECK(previous.ok());
+  record.set_previous_sha256(*previous);
+  record.set_sha256(UpdateRecordSha256(record));
+  const LogFields fields = {{"round", absl::StrCat(round)},
+                            {"included", absl::StrJoin(job.round.included, ",")},
+                            {"bytes", absl::StrCat(record.payload_bytes())},
+                            {"sha256", HexPrefix(record.sha256())}};
+  const bool worth_a_line =
+      round == 1 || round == spec_.steps() || round % kLogEveryRounds == 0 || job.round.is_void;
+  (worth_a_line ? LogInfo : LogDebug)("round committed", fields);
+  return update;
+}
+
+uint32_t Coordinator::LearningRateBits(uint64_t round) const {
+  return FloatBits(LearningRate(spec_, round));
+}
+
+void Coordinator::TickLoop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    Tick();
+    lock.lock();
+    wake_.wait_for(lock, std::chrono::milliseconds(kTickMs), [this] { return stopping_; });
+  }
+}
+
+void Coordinator::Tick() {
+  const DeliverAfter deliver(this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopping_) return;
+  StepLocked(Ticked{});
+  SayWhatIsWaitedForLocked(NowMs());
+}
+
+void Coordinator::SayWhatIsWaitedForLocked(int64_t now_ms) {
+  const Decision decision = machine_.Decide(now_ms);
+  if (decision.cause != cause_) {
+    cause_ = decision.cause;
+    cause_since_ms_ = now_ms;
+    cause_logged_ = false;
+  }
+  if (cause_logged_ || machine_.finished() || now_ms - cause_since_ms_ < kLogWaitAfterMs) return;
+  cause_logged_ = true;
+  LogInfo(decision.sentence);
+}
+
+bool Coordinator::finished() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return machine_.finished();
+}
+
+size_t Coordinator::live_nodes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), [this](const auto& node) {
+    return machine_.IsLive(node.first);
+  }));
+}
+
+std::string Coordinator::WaitingFor() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return machine_.Decide(NowMs()).sentence;
+}
+
+}  // namespace isthmus

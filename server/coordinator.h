@@ -1,0 +1,207 @@
+// The coordinator of one run: admits nodes, opens rounds, takes contributions in, merges them,
+// keeps the updates and publishes them. It decides nothing by itself: every event goes through the
+// state machine in server/round.h, and this class carries its effects out.
+//
+//   ASSIGN_OR_RETURN(auto coordinator, Coordinator::Start({spec, MakeMemoryStore(bytes)}));
+//   // transport/service.h puts it on the wire
+//
+// Where to read what:
+//   coordinator.cc   the flow of a round: events, effects, persist, then publish
+//   admission.cc     JoinRun, Heartbeat, LeaveRun: who may take part
+//   submission.cc    Submit: what is checked before a contribution counts
+//   watches.cc       WatchUpdates: what a watcher is sent, and when
+//
+// Thread-safe. One mutex guards the state; what takes long (checking pieces, digests, merging,
+// storing, sending) happens outside of it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "base/clock.h"
+#include "isthmus/v1/coordinator.pb.h"
+#include "isthmus/v1/run_spec.pb.h"
+#include "server/aggregator.h"
+#include "server/contribution.h"
+#include "server/round.h"
+#include "server/store.h"
+#include "transport/round_host.h"
+
+namespace isthmus {
+
+struct CoordinatorOptions {
+  v1::RunSpec spec;              // complete, as ReadRunSpecFile gives it
+  std::unique_ptr<Store> store;  // empty
+  const Clock* clock = nullptr;  // null: the monotonic clock; else outlives the coordinator
+  int fold_threads = 0;          // 0: one a core
+  bool ticks_by_itself = true;   // false: the caller calls Tick (tests with a clock of their own)
+};
+
+class Coordinator final : public RoundHost {
+ public:
+  // Starts its threads. FAILED_PRECONDITION: the store is not empty.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Start(CoordinatorOptions options);
+  ~Coordinator() override;
+
+  absl::StatusOr<v1::JoinRunResponse> JoinRun(const v1::JoinRunRequest& request) override;
+  absl::StatusOr<std::unique_ptr<SubmissionSink>> BeginSubmit(
+      const v1::SubmitHeader& header) override;
+  absl::StatusOr<std::shared_ptr<WatchQueue>> Watch(
+      const v1::WatchUpdatesRequest& request) override;
+  void WatchEnded(const v1::WatchUpdatesRequest& request,
+                  const std::shared_ptr<WatchQueue>& queue) override;
+  absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request) override;
+  absl::StatusOr<v1::LeaveRunResponse> LeaveRun(const v1::LeaveRunRequest& request) override;
+
+  // Looks at leases and deadlines. Called every kTickMs by a thread of its own, unless told not to.
+  void Tick();
+
+  // Ends all watches and refuses all calls with UNAVAILABLE, ends the threads. Idempotent.
+  void Stop();
+
+  // All rounds are committed and published.
+  bool finished() const;
+  // Nodes with a live lease.
+  size_t live_nodes() const;
+  // Why the open round has not committed.
+  std::string WaitingFor() const;
+
+ private:
+  class Submission;       // submission.cc
+  class EndedSubmission;  // submission.cc
+
+  // What the run trains. Fixed by the first node; never changes.
+  struct Model {
+    v1::Manifest manifest;
+    std::string fingerprint;
+    std::string start_state_sha256;
+    std::shared_ptr<const Grid> grid;
+    ContributionSizes sizes;
+  };
+  using ModelPtr = std::shared_ptr<const Model>;
+
+  // A node of the spec, as it was last admitted. Whether its lease lives is the machine's to say.
+  struct NodeState {
+    std::string secret;
+    uint64_t incarnation = 0;  // 0: never admitted
+    uint64_t attempt = 0;
+    std::shared_ptr<WatchQueue> watch;  // null: none
+    ChunkRanges watched;                // empty: all
+  };
+
+  // A round that closed, on its way to the commit thread.
+  struct CommitJob {
+    CommitRound round;
+    ModelPtr model;
+    std::vector<std::string> digests;                   // one for each included node
+    std::vector<std::vector<HeldPiece>> contributions;  // one for each included node
+  };
+
+  // Declared before a lock, so that it delivers after the lock is gone, on every way out.
+  class DeliverAfter {
+   public:
+    explicit DeliverAfter(Coordinator* coordinator) : coordinator_(coordinator) {}
+    ~DeliverAfter() { coordinator_->Deliver(); }
+
+   private:
+    Coordinator* const coordinator_;
+  };
+
+  // Events that were decided on under the mutex and are pushed without it, in order.
+  struct Delivery {
+    std::shared_ptr<WatchQueue> queue;
+    std::vector<WatchEvent> events;
+    absl::optional<absl::Status> close;  // after the events
+  };
+
+  explicit Coordinator(CoordinatorOptions options);
+
+  // coordinator.cc. "Locked": the caller holds mutex_.
+  void StepLocked(const RoundEvent& event);
+  void CarryOutLocked(const OpenRound& effect);
+  void CarryOutLocked(const TakeIn& effect);
+  void CarryOutLocked(const CommitRound& effect);
+  void CarryOutLocked(const PublishRound& effect);
+  void CarryOutLocked(const EndLease& effect);
+  void CarryOutLocked(const FinishRun& effect);
+  void CommitLoop();
+  void TickLoop();
+  std::shared_ptr<StoredUpdate> MakeUpdate(const CommitJob& job) const;
+  void SayWhatIsWaitedForLocked(int64_t now_ms);
+  uint32_t LearningRateBits(uint64_t round) const;
+  int64_t NowMs() const { return clock_->NowMs(); }
+
+  // admission.cc
+  absl::StatusOr<v1::JoinRunResponse> Admit(const v1::JoinRunRequest& request);
+  absl::Status CheckRun(const std::string& run) const;
+  absl::Status CheckNode(const std::string& node) const;
+  absl::Status CheckSecretLocked(const v1::JoinRunRequest& request) const;
+  absl::Status CheckStartState(const v1::JoinRunRequest& request) const;
+  absl::Status CheckModelLocked(const v1::JoinRunRequest& request);
+  absl::Status FixModelLocked(const v1::JoinRunRequest& request);
+  bool ModelMayChangeLocked(const std::string& node) const;
+  absl::Status CheckHistoryLocked(const std::string& node, uint64_t last_round,
+                                  const std::string& sha256) const;
+  // Run, node, incarnation, lease: what every call of an admitted node must pass.
+  absl::Status CheckCallerLocked(const std::string& run, const std::string& node,
+                                 uint64_t incarnation) const;
+
+  // submission.cc
+  absl::Status CheckRoundLocked(const std::string& node, uint64_t round) const;
+  absl::Status CheckMemberLocked(const std::string& node) const;
+  absl::Status CheckHeaderLocked(const v1::SubmitHeader& header, ChunkRanges* ranges) const;
+  absl::Status CheckSizesLocked(const v1::SubmitHeader& header, ChunkRanges* ranges) const;
+  std::unique_ptr<SubmissionSink> AbstainLocked(const v1::SubmitHeader& header);
+  void RefuseLocked(const std::string& node, const absl::Status& why);
+  v1::SubmitResponse ReceiptLocked(const std::string& node, uint64_t round) const;
+
+  // watches.cc
+  absl::Status CheckWatchLocked(const v1::WatchUpdatesRequest& request, ChunkRanges* ranges) const;
+  absl::Status AppendBacklogLocked(uint64_t last_round, const ChunkRanges& watched,
+                                   Delivery* delivery) const;
+  WatchEvent StartEventLocked(const std::string& node) const;
+  WatchEvent OpenedEventLocked() const;
+  void SendOpenedLocked(const std::string& node);
+  void SendUpdateLocked(const StoredUpdatePtr& update);
+  void CloseWatchLocked(NodeState* node, absl::Status status);
+  void Deliver();
+
+  static constexpr uint64_t kSpecRevision = 1;  // specs do not change during a run yet
+
+  const v1::RunSpec spec_;
+  const std::unique_ptr<Store> store_;
+  const MonotonicClock monotonic_clock_;
+  const Clock* const clock_;
+  const int fold_threads_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;  // a job, or stopping_
+  bool stopping_ = false;
+  RoundMachine machine_;
+  std::map<std::string, NodeState> nodes_;  // all of the spec's
+  uint64_t last_incarnation_ = 0;
+  ModelPtr model_;                          // null: no node has joined
+  std::shared_ptr<Aggregator> aggregator_;  // of the open round; null: none was opened yet
+  absl::optional<CommitJob> job_;
+  StoredUpdatePtr persisted_;  // of the round to publish next
+  std::deque<Delivery> deliveries_;
+  bool delivering_ = false;
+  std::string cause_;  // of the present wait, since when, and whether it was logged
+  int64_t cause_since_ms_ = 0;
+  bool cause_logged_ = false;
+
+  std::thread commit_thread_;
+  std::thread tick_thread_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,84 @@
+#include "server/fold.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/parallel.h"
+#include "kernels/demo.h"
+
+namespace isthmus {
+namespace {
+
+// Blocks are merged in parallel this many at a time, then written in order: it bounds what lies
+// between the two, and is plenty for the threads.
+constexpr size_t kBatchBlocks = 256;
+
+// The chunks [begin, end) of one contribution, decoded, appended to `out`.
+void Decode(const Grid& grid, const ContributionSizes& sizes, const std::vector<HeldPiece>& pieces,
+            uint64_t begin, uint64_t end, std::vector<Components>* out) {
+  auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
+                                [](uint64_t b, const HeldPiece& p) { return b < p.end_chunk; });
+  while (begin < end) {
+    ISTHMUS_CHECK(piece != pieces.end() && piece->first_chunk <= begin);
+    PieceView part;
+    part.codec = v1::PAYLOAD_CODEC_TOPK_F32;
+    part.first_chunk = begin;
+    part.end_chunk = std::min(end, piece->end_chunk);
+    // Sizes follow from the grid, so a block is found inside a piece without reading what is
+    // before.
+    part.body = absl::string_view(*piece->bytes)
+                    .substr(kPieceHeaderBytes + sizes.Bytes(piece->first_chunk, begin),
+                            sizes.Bytes(begin, part.end_chunk));
+    for (ChunkReader reader(&grid, part); !reader.done();) {
+      out->emplace_back();
+      ISTHMUS_CHECK(reader.Next(&out->back()).ok());  // the piece was checked when it came
+    }
+    begin = part.end_chunk;
+    ++piece;
+  }
+}
+
+// Merged components of each chunk of one block.
+std::vector<Components> MergeBlock(const Grid& grid, const ContributionSizes& sizes,
+                                   const std::vector<std::vector<HeldPiece>>& contributions,
+                                   const Block& block) {
+  std::vector<std::vector<Components>> decoded(contributions.size());
+  for (size_t node = 0; node < contributions.size(); ++node) {
+    decoded[node].reserve(block.chunks);
+    Decode(grid, sizes, contributions[node], block.first_chunk, block.first_chunk + block.chunks,
+           &decoded[node]);
+  }
+  std::vector<Components> merged(block.chunks);
+  std::vector<const Components*> senders(contributions.size());
+  for (uint64_t i = 0; i < block.chunks; ++i) {
+    for (size_t node = 0; node < senders.size(); ++node) senders[node] = &decoded[node][i];
+    MergeBySenders(senders, grid.Place(block.first_chunk + i).shape.elements(), &merged[i]);
+  }
+  return merged;
+}
+
+}  // namespace
+
+std::vector<std::string> FoldContributions(const Grid& grid, const ContributionSizes& sizes,
+                                           const std::vector<std::vector<HeldPiece>>& contributions,
+                                           int threads) {
+  ISTHMUS_CHECK(!contributions.empty());
+  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+  const std::vector<Block>& blocks = grid.blocks();
+  std::vector<std::vector<Components>> merged;
+  for (size_t first = 0; first < blocks.size(); first += kBatchBlocks) {
+    const size_t count = std::min(kBatchBlocks, blocks.size() - first);
+    merged.assign(count, {});
+    ParallelFor(count, threads, [&](size_t i) {
+      merged[i] = MergeBlock(grid, sizes, contributions, blocks[first + i]);
+    });
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t chunk = blocks[first + i].first_chunk;
+      for (const Components& components : merged[i]) writer.Append(chunk++, components);
+    }
+  }
+  return writer.Finish();
+}
+
+}  // namespace isthmus

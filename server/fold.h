@@ -1,0 +1,21 @@
+// Merges the contributions to a round into its update: per chunk and position the mean over those
+// nodes that sent it, in the order given (ascending node name), in float32.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/contribution.h"
+#include "spec/grid.h"
+
+namespace isthmus {
+
+// `contributions`: one for each included node in ascending name, at least one; each covers the
+// model with checked pieces, ascending. Returns the update's pieces (PAYLOAD_CODEC_MERGED_F32, at
+// most kPieceBytesMax), ascending. The bytes depend on nothing but the contributions' chunks: not
+// on how those were cut into pieces, not on who came first, not on `threads`.
+std::vector<std::string> FoldContributions(const Grid& grid, const ContributionSizes& sizes,
+                                           const std::vector<std::vector<HeldPiece>>& contributions,
+                                           int threads);
+
+}  // namespace isthmus

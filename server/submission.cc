@@ -1,0 +1,350 @@
+// Submit: what is checked before a contribution counts.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "server/coordinator.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+// Whether a refusal means that this contribution will not come: what it says about itself is wrong.
+// Others say "not now" or "not you", and cost the member nothing.
+bool EndsContribution(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kInvalidArgument ||
+         status.code() == absl::StatusCode::kAlreadyExists;
+}
+
+absl::Status Malformed(absl::string_view reason, const std::string& text) {
+  return WithReason(absl::InvalidArgumentError(text), reason);
+}
+
+absl::Status Mismatch(absl::string_view reason, const std::string& text) {
+  return WithReason(absl::FailedPreconditionError(text), reason);
+}
+
+}  // namespace
+
+// Nothing more is to come: an abstention.
+class Coordinator::EndedSubmission final : public SubmissionSink {
+ public:
+  explicit EndedSubmission(v1::SubmitResponse receipt) : receipt_(std::move(receipt)) {}
+  absl::Status AddPiece(std::string) override {
+    return Malformed("PIECE_AFTER_ABSTENTION", "a piece came after a header that abstains");
+  }
+  absl::StatusOr<v1::SubmitResponse> End(const v1::SubmitEnd&) override { return receipt_; }
+
+ private:
+  const v1::SubmitResponse receipt_;
+};
+
+// One call's pieces on their way to the aggregator. What it brought stays there for a resume.
+class Coordinator::Submission final : public SubmissionSink {
+ public:
+  Submission(Coordinator* coordinator, v1::SubmitHeader header, ChunkRanges announced)
+      : coordinator_(coordinator),
+        header_(std::move(header)),
+        announced_(std::move(announced)),
+        model_(coordinator->model_),
+        aggregator_(coordinator->aggregator_) {}
+
+  absl::Status AddPiece(std::string bytes) override;
+  absl::StatusOr<v1::SubmitResponse> End(const v1::SubmitEnd& end) override;
+
+ private:
+  absl::StatusOr<HeldPiece> Check(std::string bytes) const;
+  absl::Status Take(HeldPiece piece);
+  absl::StatusOr<std::string> Digest(const v1::SubmitEnd& end) const;
+  absl::Status CheckRangesLocked() const;
+  absl::Status StillWantedLocked() const;
+  absl::Status Refuse(const absl::Status& why);
+  absl::StatusOr<v1::SubmitResponse> Finish(const v1::SubmitEnd& end);
+
+  Coordinator* const coordinator_;
+  const v1::SubmitHeader header_;
+  const ChunkRanges announced_;
+  const ModelPtr model_;
+  const std::shared_ptr<Aggregator> aggregator_;
+};
+
+absl::StatusOr<std::unique_ptr<SubmissionSink>> Coordinator::BeginSubmit(
+    const v1::SubmitHeader& header) {
+  const DeliverAfter deliver(this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(header.run(), header.node(), header.incarnation()));
+  ISTHMUS_RETURN_IF_ERROR(CheckRoundLocked(header.node(), header.round()));
+  if (header.acknowledged_round() > machine_.committed_round()) {
+    return CheckHistoryLocked(header.node(), header.acknowledged_round(), "");
+  }
+  StepLocked(NodeAcknowledged{header.node(), header.acknowledged_round()});
+  // A deadline may have passed in that very step.
+  ISTHMUS_RETURN_IF_ERROR(CheckRoundLocked(header.node(), header.round()));
+  ISTHMUS_RETURN_IF_ERROR(CheckMemberLocked(header.node()));
+  ChunkRanges ranges;
+  if (const absl::Status status = CheckHeaderLocked(header, &ranges); !status.ok()) {
+    RefuseLocked(header.node(), status);
+    return status;
+  }
+  if (!header.abstain_reason().empty()) return AbstainLocked(header);
+  ISTHMUS_RETURN_IF_ERROR(aggregator_->Begin(header.node(), header.attempt()));
+  return std::make_unique<Submission>(this, header, std::move(ranges));
+}
+
+std::unique_ptr<SubmissionSink> Coordinator::AbstainLocked(const v1::SubmitHeader& header) {
+  LogInfo("node abstains", {{"node", header.node()},
+                            {"round", absl::StrCat(header.round())},
+                            {"why", header.abstain_reason()}});
+  auto sink = std::make_unique<EndedSubmission>(ReceiptLocked(header.node(), header.round()));
+  aggregator_->Discard(header.node());
+  StepLocked(NodeAbstained{header.node(), header.abstain_reason()});
+  return sink;
+}
+
+absl::Status Coordinator::CheckRoundLocked(const std::string& node, uint64_t round) const {
+  if (round == 0) return Malformed("ROUND_ZERO", "round is 0; rounds are numbered from 1");
+  const uint64_t closed = std::max(machine_.committed_round(), machine_.committing_round());
+  if (round <= closed) {
+    return WithReason(absl::AbortedError(absl::StrCat("round ", round, " is closed, node '", node,
+                                                      "' was late; wait for its update")),
+                      "ROUND_CLOSED");
+  }
+  if (round == machine_.open_round()) return absl::OkStatus();
+  return Mismatch("ROUND_NOT_OPEN",
+                  absl::StrCat("round ", round, " is not open, ",
+                               machine_.open_round() == 0
+                                   ? "none is"
+                                   : absl::StrCat("round ", machine_.open_round(), " is"),
+                               "; contributions are taken from the time the watch says so"));
+}
+
+absl::Status Coordinator::CheckMemberLocked(const std::string& node) const {
+  if (machine_.Admits(node)) return absl::OkStatus();
+  return Mismatch("NOT_A_MEMBER",
+                  absl::StrCat("node '", node, "' is not a member of round ", machine_.open_round(),
+                               ", which goes on without it; it is one of a later round"));
+}
+
+absl::Status Coordinator::CheckHeaderLocked(const v1::SubmitHeader& header,
+                                            ChunkRanges* ranges) const {
+  if (header.role() != v1::ROLE_NODE) {
+    return Malformed("WRONG_ROLE", absl::StrCat("role is ", v1::Role_Name(header.role()),
+                                                "; a coordinator takes ROLE_NODE, ranks send "
+                                                "to their node's agent"));
+  }
+  if (header.fragment() != 0) {
+    return Malformed("UNKNOWN_FRAGMENT", absl::StrCat("fragment is ", header.fragment(),
+                                                      "; this run has fragment 0 only"));
+  }
+  if (header.base_round() != machine_.committed_round()) {
+    return Mismatch("WRONG_BASE_ROUND",
+                    absl::StrCat("base_round is ", header.base_round(), "; round ", header.round(),
+                                 " builds on round ", machine_.committed_round()));
+  }
+  if (header.attempt() == 0 || header.attempt() > header.incarnation()) {
+    return Malformed("WRONG_ATTEMPT",
+                     absl::StrCat("attempt is ", header.attempt(), "; it is 1 to the incarnation, ",
+                                  header.incarnation()));
+  }
+  if (header.abstain_reason().size() > kReasonBytesMax) {
+    return Malformed("WRONG_SIZE",
+                     absl::StrCat("abstain_reason has ", header.abstain_reason().size(),
+                                  " bytes; the limit is ", kReasonBytesMax));
+  }
+  return header.abstain_reason().empty() ? CheckSizesLocked(header, ranges) : absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckSizesLocked(const v1::SubmitHeader& header,
+                                           ChunkRanges* ranges) const {
+  if (header.codec() != v1::PAYLOAD_CODEC_TOPK_F32) {
+    return Mismatch("WRONG_CODEC", absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()),
+                                                "; this run takes ",
+                                                v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32)));
+  }
+  uint64_t next = 0, chunks = 0, body_bytes = 0;
+  for (const v1::ChunkRange& range : header.ranges()) {
+    if (range.begin() < next || range.begin() >= range.end() ||
+        range.end() > model_->grid->chunks()) {
+      return Malformed(
+          "WRONG_RANGES",
+          absl::StrCat("ranges has [", range.begin(), ", ", range.end(), ") after ", next,
+                       "; ranges are not empty, ascending and disjoint, and "
+                       "the model has ",
+                       model_->grid->chunks(), " chunks"));
+    }
+    next = range.end();
+    chunks += range.end() - range.begin();
+    body_bytes += model_->sizes.Bytes(range.begin(), range.end());
+    ranges->Add(range.begin(), range.end());
+  }
+  if (chunks == 0) {
+    return Malformed("WRONG_RANGES", "ranges is empty; a contribution announces its chunks");
+  }
+  // Sizes follow from the ranges up to the number of pieces, at most one a chunk.
+  const uint64_t least = body_bytes + ranges->list().size() * kPieceHeaderBytes;
+  const uint64_t most = body_bytes + chunks * kPieceHeaderBytes;
+  if (header.payload_bytes() < least || header.payload_bytes() > most) {
+    return Malformed("WRONG_SIZE",
+                     absl::StrCat("payload_bytes is ", header.payload_bytes(),
+                                  "; pieces of these ranges have ", least, " to ", most, " bytes"));
+  }
+  if (header.tokens() > kTokensMax) {
+    return Malformed("TOKENS_LIMIT",
+                     absl::StrCat("tokens is ", header.tokens(), "; the limit is ", kTokensMax));
+  }
+  if (header.steps() != 1) {
+    return Malformed("WRONG_STEPS", absl::StrCat("steps is ", header.steps(),
+                                                 "; this method sends after every step, so it is "
+                                                 "1"));
+  }
+  if (!header.digest().empty() && header.digest().size() != kSha256Bytes) {
+    return Malformed("WRONG_SIZE", absl::StrCat("digest has ", header.digest().size(),
+                                                " bytes; it has ", kSha256Bytes));
+  }
+  return absl::OkStatus();
+}
+
+void Coordinator::RefuseLocked(const std::string& node, const absl::Status& why) {
+  const uint64_t round = machine_.open_round();
+  LogWarning("contribution refused", {{"node", node},
+                                      {"round", absl::StrCat(round)},
+                                      {"reason", ReasonOf(why)},
+                                      {"why", std::string(why.message())}});
+  if (round == 0 || !machine_.Admits(node)) return;
+  aggregator_->Discard(node);
+  StepLocked(ContributionRefused{node, std::string(why.message())});
+}
+
+v1::SubmitResponse Coordinator::ReceiptLocked(const std::string& node, uint64_t round) const {
+  v1::SubmitResponse receipt;
+  receipt.set_round(round);
+  const Contribution* held = aggregator_->Find(node);
+  if (held == nullptr) return receipt;
+  receipt.set_attempt(held->attempt);
+  receipt.set_complete(held->complete);
+  receipt.set_digest(held->digest);
+  return receipt;
+}
+
+absl::Status Coordinator::Submission::StillWantedLocked() const {
+  ISTHMUS_RETURN_IF_ERROR(
+      coordinator_->CheckCallerLocked(header_.run(), header_.node(), header_.incarnation()));
+  ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckRoundLocked(header_.node(), header_.round()));
+  return coordinator_->CheckMemberLocked(header_.node());
+}
+
+absl::Status Coordinator::Submission::Refuse(const absl::Status& why) {
+  if (!EndsContribution(why)) return why;
+  std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+  if (StillWantedLocked().ok()) coordinator_->RefuseLocked(header_.node(), why);
+  return why;
+}
+
+absl::Status Coordinator::Submission::AddPiece(std::string bytes) {
+  const DeliverAfter deliver(coordinator_);
+  absl::StatusOr<HeldPiece> piece = Check(std::move(bytes));  // without the lock: it takes long
+  if (!piece.ok()) return Refuse(piece.status());
+  const absl::Status taken = Take(*std::move(piece));
+  return taken.ok() ? taken : Refuse(taken);
+}
+
+absl::StatusOr<HeldPiece> Coordinator::Submission::Check(std::string bytes) const {
+  ISTHMUS_ASSIGN_OR_RETURN(HeldPiece piece,
+                           CheckContributionPiece(*model_->grid, std::move(bytes)));
+  if (announced_.Contains(piece.first_chunk, piece.end_chunk)) return piece;
+  return Malformed(
+      "WRONG_RANGES",
+      absl::StrCat("a piece holds chunks [", piece.first_chunk, ", ", piece.end_chunk, "), from ",
+                   model_->grid->Describe(piece.first_chunk), " on; the header's ranges do not"));
+}
+
+absl::Status Coordinator::Submission::Take(HeldPiece piece) {
+  std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+  ISTHMUS_RETURN_IF_ERROR(StillWantedLocked());
+  ISTHMUS_RETURN_IF_ERROR(aggregator_->Add(header_.node(), header_.attempt(), std::move(piece)));
+  coordinator_->StepLocked(NodeHeard{header_.node()});  // any valid piece renews the lease
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::SubmitResponse> Coordinator::Submission::End(const v1::SubmitEnd& end) {
+  const DeliverAfter deliver(coordinator_);
+  absl::StatusOr<v1::SubmitResponse> receipt = Finish(end);
+  if (!receipt.ok()) return Refuse(receipt.status());
+  return receipt;
+}
+
+absl::StatusOr<std::string> Coordinator::Submission::Digest(const v1::SubmitEnd& end) const {
+  const std::string& digest = end.digest().empty() ? header_.digest() : end.digest();
+  if (digest.size() != kSha256Bytes) {
+    return Malformed("WRONG_SIZE", absl::StrCat("digest has ", digest.size(), " bytes; it has ",
+                                                kSha256Bytes, ", in the header or in the end"));
+  }
+  if (!header_.digest().empty() && header_.digest() != digest) {
+    return Malformed("DIGEST_MISMATCH",
+                     absl::StrCat("the header says digest ", HexPrefix(header_.digest()),
+                                  ", the end says ", HexPrefix(digest)));
+  }
+  return digest;
+}
+
+absl::Status Coordinator::Submission::CheckRangesLocked() const {
+  const Contribution* held = aggregator_->Find(header_.node());
+  if (held == nullptr || held->attempt != header_.attempt()) {
+    return WithReason(
+        absl::AbortedError(absl::StrCat("attempt ", header_.attempt(), " of node '", header_.node(),
+                                        "' was discarded while it was being sent")),
+        "ATTEMPT_DISCARDED");
+  }
+  for (const auto& [begin, end] : announced_.list()) {
+    if (held->ranges.Contains(begin, end)) continue;
+    uint64_t missing = begin;
+    while (held->ranges.Contains(missing, missing + 1)) ++missing;
+    return Malformed("MISSING_RANGE",
+                     absl::StrCat("the submission ended, but announced chunks did not come: the "
+                                  "first is ",
+                                  model_->grid->Describe(missing)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::SubmitResponse> Coordinator::Submission::Finish(const v1::SubmitEnd& end) {
+  const std::string& node = header_.node();
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string said, Digest(end));
+  std::vector<HeldPiece> pieces;
+  {
+    std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+    ISTHMUS_RETURN_IF_ERROR(StillWantedLocked());
+    const Contribution* held = aggregator_->Find(node);
+    // One that is complete stands, of whatever attempt; its digest is the answer.
+    if (held != nullptr && held->complete) {
+      return coordinator_->ReceiptLocked(node, header_.round());
+    }
+    ISTHMUS_RETURN_IF_ERROR(CheckRangesLocked());
+    if (!aggregator_->Covers(node)) return coordinator_->ReceiptLocked(node, header_.round());
+    pieces = aggregator_->Pieces(node);
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string digest, ContributionDigest(*model_->grid, pieces));
+  if (digest != said) {
+    return Malformed("DIGEST_MISMATCH",
+                     absl::StrCat("the sender says digest ", HexPrefix(said),
+                                  ", what was received has ", HexPrefix(digest)));
+  }
+  std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+  ISTHMUS_RETURN_IF_ERROR(StillWantedLocked());
+  const Contribution* held = aggregator_->Find(node);
+  if (held == nullptr || !held->complete) {  // else another call of this node was faster
+    ISTHMUS_RETURN_IF_ERROR(CheckRangesLocked());
+    aggregator_->MarkComplete(node, digest);
+    const v1::SubmitResponse receipt = coordinator_->ReceiptLocked(node, header_.round());
+    coordinator_->StepLocked(ContributionComplete{node, digest});
+    return receipt;
+  }
+  return coordinator_->ReceiptLocked(node, header_.round());
+}
+
+}  // namespace isthmus

@@ -1,0 +1,201 @@
+// WatchUpdates: what a watcher is sent, and when.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+#include "server/coordinator.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+// A node that is far behind gets this much at once and watches again for the rest, so that its
+// queue never overflows by what it asked for.
+constexpr size_t kBacklogEventsMax = kWatchQueueEventsMax / 2;
+
+absl::Status Malformed(absl::string_view reason, const std::string& text) {
+  return WithReason(absl::InvalidArgumentError(text), reason);
+}
+
+// The update's record and those of its pieces that overlap the chunks watched.
+void AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,
+                  std::vector<WatchEvent>* events) {
+  const size_t at = events->size();
+  events->push_back(nullptr);
+  for (size_t i = 0; i < update.pieces.size(); ++i) {
+    const auto& [begin, end] = update.ranges[i];
+    if (watched.list().empty() || watched.Overlaps(begin, end)) {
+      events->push_back(update.pieces[i]);
+    }
+  }
+  auto record = std::make_shared<v1::WatchUpdatesResponse>();
+  *record->mutable_update() = update.record;
+  record->set_pieces_following(static_cast<uint32_t>(events->size() - at - 1));
+  (*events)[at] = std::move(record);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
+    const v1::WatchUpdatesRequest& request) {
+  const DeliverAfter deliver(this);
+  const auto queue = std::make_shared<WatchQueue>(kWatchQueueEventsMax);
+  std::lock_guard<std::mutex> lock(mutex_);
+  ChunkRanges watched;
+  ISTHMUS_RETURN_IF_ERROR(CheckWatchLocked(request, &watched));
+  NodeState& node = nodes_[request.node()];
+  CloseWatchLocked(
+      &node, WithReason(absl::AbortedError(absl::StrCat("a newer watch of node '", request.node(),
+                                                        "' replaced this one")),
+                        "WATCH_REPLACED"));
+  // The node has no watch in this step: what the step would send is part of what follows.
+  StepLocked(NodeAcknowledged{request.node(), request.last_round()});
+  Delivery delivery{queue, {StartEventLocked(request.node())}, absl::nullopt};
+  ISTHMUS_RETURN_IF_ERROR(AppendBacklogLocked(request.last_round(), watched, &delivery));
+  const Standing standing = machine_.StandingOf(request.node());
+  if (!delivery.close.has_value()) {
+    const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
+    if (machine_.open_round() != 0 && member) delivery.events.push_back(OpenedEventLocked());
+    if (machine_.finished()) {
+      auto finished = std::make_shared<v1::WatchUpdatesResponse>();
+      finished->mutable_finished()->set_round(machine_.committed_round());
+      delivery.events.push_back(std::move(finished));
+    }
+    node.watch = queue;
+    node.watched = std::move(watched);
+  }
+  deliveries_.push_back(std::move(delivery));
+  return queue;
+}
+
+void Coordinator::WatchEnded(const v1::WatchUpdatesRequest& request,
+                             const std::shared_ptr<WatchQueue>& queue) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto node = nodes_.find(request.node());
+  if (node != nodes_.end() && node->second.watch == queue) node->second.watch = nullptr;
+}
+
+absl::Status Coordinator::CheckWatchLocked(const v1::WatchUpdatesRequest& request,
+                                           ChunkRanges* ranges) const {
+  ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
+  if (request.role() != v1::ROLE_NODE) {
+    return Malformed("WRONG_ROLE", absl::StrCat("role is ", v1::Role_Name(request.role()),
+                                                "; a coordinator serves ROLE_NODE, ranks watch "
+                                                "at their node's agent"));
+  }
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckHistoryLocked(request.node(), request.last_round(), request.last_update_sha256()));
+  if (request.stripes() > 1 || request.stripe() != 0) {
+    return Malformed("WRONG_STRIPE",
+                     absl::StrCat("stripe is ", request.stripe(), " of ", request.stripes(),
+                                  "; this version has 0 of 0 or 0 of 1"));
+  }
+  uint64_t next = 0;
+  for (const v1::ChunkRange& range : request.ranges()) {
+    if (range.begin() < next || range.begin() >= range.end() ||
+        range.end() > model_->grid->chunks()) {
+      return Malformed(
+          "WRONG_RANGES",
+          absl::StrCat("ranges has [", range.begin(), ", ", range.end(), ") after ", next,
+                       "; ranges are not empty, ascending and disjoint, and "
+                       "the model has ",
+                       model_->grid->chunks(), " chunks"));
+    }
+    next = range.end();
+    ranges->Add(range.begin(), range.end());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::AppendBacklogLocked(uint64_t last_round, const ChunkRanges& watched,
+                                              Delivery* delivery) const {
+  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<StoredUpdatePtr> updates,
+                           store_->ReadAfter(last_round));
+  for (const StoredUpdatePtr& update : updates) {
+    // One that is stored but not yet published comes with its PublishRound.
+    if (update->record.round() > machine_.committed_round()) break;
+    if (delivery->events.size() >= kBacklogEventsMax) {
+      delivery->close = WithReason(
+          absl::ResourceExhaustedError(absl::StrCat(
+              "this watch sends at most ", kBacklogEventsMax, " events of the past, up to round ",
+              update->record.round() - 1, "; watch again from there")),
+          "BACKLOG");
+      break;
+    }
+    AppendUpdate(*update, watched, &delivery->events);
+  }
+  return absl::OkStatus();
+}
+
+WatchEvent Coordinator::StartEventLocked(const std::string& node) const {
+  auto event = std::make_shared<v1::WatchUpdatesResponse>();
+  v1::WatchStart* start = event->mutable_start();
+  start->set_committed_round(machine_.committed_round());
+  const Contribution* held = machine_.open_round() == 0 ? nullptr : aggregator_->Find(node);
+  if (held == nullptr) return event;
+  v1::HeldContribution* contribution = start->add_held();
+  contribution->set_round(machine_.open_round());
+  contribution->set_attempt(held->attempt);
+  contribution->set_complete(held->complete);
+  contribution->set_digest(held->digest);
+  for (const auto& [begin, end] : held->ranges.list()) {
+    v1::ChunkRange* range = contribution->add_ranges();
+    range->set_begin(begin);
+    range->set_end(end);
+  }
+  return event;
+}
+
+WatchEvent Coordinator::OpenedEventLocked() const {
+  auto event = std::make_shared<v1::WatchUpdatesResponse>();
+  v1::RoundOpened* opened = event->mutable_opened();
+  const uint64_t round = machine_.open_round();
+  opened->set_round(round);
+  opened->set_base_round(round - 1);
+  opened->set_step(round);
+  opened->set_lr_bits(LearningRateBits(round));
+  const int64_t left_ms = machine_.CloseLeftMs(NowMs());
+  opened->set_deadline_ms(left_ms < 0 ? 0 : static_cast<uint32_t>(std::max<int64_t>(1, left_ms)));
+  return event;
+}
+
+void Coordinator::SendOpenedLocked(const std::string& node) {
+  const NodeState& state = nodes_[node];
+  if (state.watch == nullptr) return;
+  deliveries_.push_back({state.watch, {OpenedEventLocked()}, absl::nullopt});
+}
+
+void Coordinator::SendUpdateLocked(const StoredUpdatePtr& update) {
+  for (const auto& [name, node] : nodes_) {
+    if (node.watch == nullptr) continue;
+    Delivery delivery{node.watch, {}, absl::nullopt};
+    AppendUpdate(*update, node.watched, &delivery.events);
+    deliveries_.push_back(std::move(delivery));
+  }
+}
+
+void Coordinator::CloseWatchLocked(NodeState* node, absl::Status status) {
+  if (node->watch == nullptr) return;
+  deliveries_.push_back({std::exchange(node->watch, nullptr), {}, std::move(status)});
+}
+
+// Pushing may run the transport's code, which may call back here, so it happens without the mutex.
+// One thread delivers at a time, in order; the others leave theirs to it.
+void Coordinator::Deliver() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (delivering_) return;
+  delivering_ = true;
+  while (!deliveries_.empty()) {
+    Delivery delivery = std::move(deliveries_.front());
+    deliveries_.pop_front();
+    lock.unlock();
+    for (WatchEvent& event : delivery.events) delivery.queue->Push(std::move(event));
+    if (delivery.close.has_value()) delivery.queue->Close(*std::move(delivery.close));
+    lock.lock();
+  }
+  delivering_ = false;
+}
+
+}  // namespace isthmus
