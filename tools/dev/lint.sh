@@ -60,7 +60,7 @@ lint_dependencies() {
   local libraries='//base/... + //kernels/... + //spec/...'
   forbid "$libraries + //server:round" '@grpc//...' \
     "base, kernels, spec and the round's state machine reach no gRPC" || failed=1
-  forbid "$libraries + //transport/... + //server/... + //worker:agent + //worker:client" \
+  forbid "$libraries + //transport/... + //server/... + //worker:agent + //worker:rank_client" \
     '@libtorch//...' "only the trainer's targets reach LibTorch" || failed=1
   forbid '//base/...' \
     '//kernels/... + //spec/... + //transport/... + //server/... + //worker/...' \

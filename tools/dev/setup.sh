@@ -103,7 +103,8 @@ common --repo_env=ISTHMUS_TORCH_DIR=$torch_dir"
   fi
 }
 
-# Bazel 4.2 never removes anything from its disk cache: once a day drop what nobody read for a month.
+# Bazel 4.2 never removes anything from its disk cache: once a day drop what nobody read for a
+# month.
 trim_bazel_cache() {
   local stamp="$cache_dir/bazel-disk-trimmed"
   [ -z "$(find "$stamp" -mtime -1 2>/dev/null)" ] || return 0
