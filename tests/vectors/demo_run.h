@@ -1,0 +1,71 @@
+// A run of method demo without processes: the nodes' shards and the coordinator's fold, in memory.
+// Contributions and updates are the bytes that would travel.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/contribution.h"
+#include "spec/grid.h"
+#include "tests/vectors/chunked.h"
+#include "worker/methods/demo_shard.h"
+
+namespace isthmus {
+
+struct DemoRunOptions {
+  std::vector<NamedShape> tensors;
+  v1::CodecSpec codec;
+  float lr = 0;
+  float weight_decay = 0;  // decoupled: p <- p * (1 - lr * weight_decay), before the step
+  // The published SGD's own: u <- u + base_weight_decay * p, after the sign. Equal to the decoupled
+  // one but for round-off, and not offered by runs; with it the base step is done here.
+  float base_weight_decay = 0;
+  size_t nodes = 0;
+};
+
+class DemoRun {
+ public:
+  // `start`: the elements of each tensor, the same on all nodes.
+  static absl::StatusOr<std::unique_ptr<DemoRun>> Start(const DemoRunOptions& options,
+                                                        std::vector<std::vector<float>> start);
+
+  // One round in which every node takes part; gradients[node][tensor].
+  absl::Status Step(const std::vector<std::vector<absl::Span<const float>>>& gradients);
+
+  const Grid& grid() const { return *grid_; }
+  absl::Span<const float> parameters(size_t node, size_t tensor) const {
+    return nodes_[node].parameters[tensor];
+  }
+  absl::Span<const float> residual(size_t node, size_t tensor) const {
+    return nodes_[node].shard.residual(tensor);
+  }
+  // Of the last step: the merged update before sign and base step, and what a node sent.
+  absl::Span<const float> update(size_t tensor) const { return update_[tensor]; }
+  const Components& sent(size_t node, uint64_t chunk) const { return nodes_[node].sent[chunk]; }
+
+ private:
+  struct Node {
+    DemoShard shard;
+    std::vector<std::vector<float>> parameters;
+    std::vector<Components> sent;  // by chunk
+  };
+
+  DemoRun() = default;
+  absl::StatusOr<std::vector<HeldPiece>> Contribute(
+      size_t node, const std::vector<absl::Span<const float>>& gradients);
+  absl::Status KeepUpdate(const std::vector<std::string>& pieces);
+  // The base step with base_weight_decay.
+  void StepWithBaseDecay(Node* node) const;
+
+  DemoRunOptions options_;
+  std::shared_ptr<const Grid> grid_;
+  std::vector<Node> nodes_;
+  std::vector<std::vector<float>> update_;
+  uint64_t round_ = 0;
+};
+
+}  // namespace isthmus
