@@ -184,7 +184,14 @@ TEST(GridTest, ComponentCountsFollowDensityOrTopK) {
   codec.set_top_k(60);
   grid = Grid::Make(ManifestOf({{64}}), codec);
   ASSERT_TRUE(grid.ok());
-  EXPECT_EQ(grid->Place(0).k, 64u);  // with indices, 60 would take more than all 64 without
+  EXPECT_EQ(grid->Place(0).k, 60u);  // the published count, although all 64 take no more bytes
+  EXPECT_EQ(grid->ContributionBytes(0), 64 * 4u);
+
+  codec = Codec(v1::CHUNK_RULE_TILES, 64);
+  codec.set_vector_density(60.0 / 64);
+  grid = Grid::Make(ManifestOf({{64}}), codec);
+  ASSERT_TRUE(grid.ok());
+  EXPECT_EQ(grid->Place(0).k, 64u);  // by density, what costs nothing is sent too
 }
 
 TEST(GridTest, RefusesWhatDoesNotFit) {

@@ -52,11 +52,10 @@ void ExpectResidual(const DemoShard& shard, const Tensors& expected) {
 }
 
 // Rounds settle late, in any order, included or left out; the residual is that of a plain model.
-TEST(DemoShardTest, ReserveAndSettleMatchAPlainModel) {
+void ExpectPlainModel(v1::CodecSpec codec) {
   const uint32_t seed = std::random_device()();
   std::printf("seed %u\n", seed);
   std::mt19937 random(seed);
-  v1::CodecSpec codec;
   codec.set_beta(0.75f);
   codec.set_alpha(0.625f);
   codec = CompleteCodec(codec);
@@ -94,6 +93,18 @@ TEST(DemoShardTest, ReserveAndSettleMatchAPlainModel) {
   }
   shard.Settle(99, false);  // never encoded: abstained
   ExpectResidual(shard, model);
+}
+
+TEST(DemoShardTest, ReserveAndSettleMatchAPlainModel) { ExpectPlainModel({}); }
+
+// Chunks whose form is dense although not all components are sent (32 of 50, for one).
+TEST(DemoShardTest, ReserveAndSettleMatchAPlainModelWithThePublishedRule) {
+  for (uint32_t top_k : {1u, 32u, 60u}) {
+    v1::CodecSpec codec;
+    codec.set_chunk_rule(v1::CHUNK_RULE_DIVISOR);
+    codec.set_top_k(top_k);
+    ExpectPlainModel(codec);
+  }
 }
 
 // With sign off and next to no decay, what went in is what went out plus what is left.
