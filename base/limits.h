@@ -76,6 +76,9 @@ inline constexpr int kConcurrentStreamsMax = 32;
 // --- Files of the trainer. Names and shapes of the largest model allowed, with room for a comment.
 inline constexpr size_t kSafetensorsHeaderBytesMax = size_t{100} << 20;
 inline constexpr int kDataFilesMax = 4096;
+// A model up to this size stays gathered on every rank between forward and backward: the memory is
+// there, and a step takes one gather a unit instead of two.
+inline constexpr size_t kKeepGatheredBytesMax = size_t{256} << 20;
 
 // --- Time.
 inline constexpr int kConnectTimeoutMs = 10000;
@@ -90,6 +93,13 @@ inline constexpr int kBackoffMaxMs = 5000;
 inline constexpr int kKeepaliveTimeMs = 20000;
 inline constexpr int kKeepaliveTimeoutMs = 10000;
 inline constexpr int kKeepalivePermitMs = 10000;
+// How soon a rank that waits for its agent is told to ask again: a unary call on a unix socket.
+inline constexpr int kRankRetryMs = 200;
+// A rank that has joined but does not watch yet lives for this long after it last asked; longer
+// than the back-off between two of its questions. Then another trainer group may take over.
+inline constexpr int kRankJoinHoldMs = 2 * kBackoffMaxMs;
+// An agent that was refused stays this long, so that ranks that wait for it are told why.
+inline constexpr int kRefusalLingerMs = 2000;
 // SIGTERM: calls in flight get this long to end before they are cut.
 inline constexpr int kDrainMs = 3000;
 // Ranks of a node start together, by one launcher; loading LibTorch from a cold disk takes a while.

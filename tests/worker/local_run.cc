@@ -1,0 +1,175 @@
+#include "tests/worker/local_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "kernels/demo.h"
+#include "spec/piece.h"
+#include "spec/run_spec.h"
+#include "spec/update_record.h"
+
+namespace isthmus {
+namespace {
+
+uint32_t BitsOf(float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+std::vector<Components> ChunksOf(const Grid& grid, const std::vector<std::string>& pieces) {
+  std::vector<Components> chunks(grid.chunks());
+  for (const std::string& piece : pieces) {
+    const auto opened = OpenPiece(grid, piece);
+    ISTHMUS_CHECK(opened.ok());
+    ISTHMUS_CHECK(ForEachChunk(grid, *opened, [&](uint64_t chunk, const Components& components) {
+                    chunks[chunk] = components;
+                    return absl::OkStatus();
+                  }).ok());
+  }
+  return chunks;
+}
+
+size_t Size(const std::vector<std::string>& pieces) {
+  size_t bytes = 0;
+  for (const std::string& piece : pieces) bytes += piece.size();
+  return bytes;
+}
+
+}  // namespace
+
+class LocalClient final : public RankClient {
+ public:
+  LocalClient(LocalRun* run, std::string node, int rank)
+      : run_(run), node_(std::move(node)), rank_(rank) {}
+
+  absl::StatusOr<v1::JoinRunResponse> FetchSpec() override {
+    v1::JoinRunResponse response;
+    *response.mutable_spec() = run_->spec_;
+    response.set_node(node_);
+    return response;
+  }
+  absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) override {
+    const absl::Status joined = run_->Join(request);
+    if (!joined.ok()) return joined;
+    return FetchSpec();
+  }
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened() override {
+    std::unique_lock<std::mutex> lock(run_->mutex_);
+    const uint64_t round = opened_ + 1;
+    run_->changed_.wait(lock, [&] { return run_->updates_.size() + 1 >= round; });
+    if (round > run_->spec_.steps()) return std::optional<v1::RoundOpened>();
+    opened_ = round;
+    v1::RoundOpened opened;
+    opened.set_round(round);
+    opened.set_base_round(round - 1);
+    opened.set_step(round);
+    opened.set_lr_bits(BitsOf(LearningRate(run_->spec_, round)));
+    return std::optional<v1::RoundOpened>(opened);
+  }
+  void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces, uint64_t) override {
+    counters_.bytes_up += Size(pieces);
+    run_->Done(node_, opened.round(), std::move(pieces), "");
+  }
+  void Abstain(const v1::RoundOpened& opened, const std::string& reason) override {
+    run_->Done(node_, opened.round(), {}, reason);
+  }
+  absl::StatusOr<Update> WaitUpdate() override {
+    std::unique_lock<std::mutex> lock(run_->mutex_);
+    run_->changed_.wait(lock, [&] { return run_->updates_.size() > applied_; });
+    Update update;
+    update.committed = run_->updates_[applied_++];
+    for (const auto& included : update.committed->record.included()) {
+      update.included |= included.node() == node_;
+    }
+    counters_.bytes_down += Size(update.committed->pieces);
+    return update;
+  }
+  void Acknowledge(const Update&) override {}
+  void Leave(const std::string&) override {}
+  SessionCounters counters() const override { return counters_; }
+
+ private:
+  LocalRun* run_;
+  std::string node_;
+  int rank_;
+  uint64_t opened_ = 0;
+  uint64_t applied_ = 0;
+  SessionCounters counters_;
+};
+
+LocalRun::LocalRun(v1::RunSpec spec, std::map<std::string, int> ranks_of_node)
+    : spec_(std::move(spec)), ranks_of_node_(std::move(ranks_of_node)) {}
+
+std::unique_ptr<RankClient> LocalRun::Client(const std::string& node, int rank) {
+  return std::make_unique<LocalClient>(this, node, rank);
+}
+
+void LocalRun::LeaveOut(uint64_t round, const std::string& node) {
+  left_out_[round].push_back(node);
+}
+
+absl::Status LocalRun::Join(const v1::JoinRunRequest& request) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!grid_.has_value()) {
+    auto grid = Grid::Make(request.manifest(), spec_.codec());
+    if (!grid.ok()) return grid.status();
+    grid_ = *std::move(grid);
+  }
+  joins_.push_back(request);
+  return absl::OkStatus();
+}
+
+void LocalRun::Done(const std::string& node, uint64_t round, std::vector<std::string> pieces,
+                    const std::string& abstain_reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISTHMUS_CHECK(round == updates_.size() + 1);
+  NodeRound& mine = round_[node];
+  ++mine.ranks_done;
+  for (std::string& piece : pieces) mine.pieces.push_back(std::move(piece));
+  if (!abstain_reason.empty()) {
+    mine.abstained = true;
+    abstain_reasons_.push_back(abstain_reason);
+  }
+  for (const auto& [name, ranks] : ranks_of_node_) {
+    if (round_[name].ranks_done < ranks) return;
+  }
+  Commit(round);
+}
+
+void LocalRun::Commit(uint64_t round) {
+  auto update = std::make_shared<CommittedUpdate>();
+  v1::UpdateRecord& record = update->record;
+  record.set_run(spec_.run());
+  record.set_round(round);
+  record.set_base_round(round - 1);
+  record.set_step(round);
+  record.set_lr_bits(BitsOf(LearningRate(spec_, round)));
+  record.set_weight_decay_bits(BitsOf(spec_.optimizer().weight_decay()));
+  std::vector<std::vector<Components>> senders;  // ascending by node
+  for (const auto& [node, mine] : round_) {
+    const std::vector<std::string>& out = left_out_[round];
+    if (mine.abstained || std::find(out.begin(), out.end(), node) != out.end()) continue;
+    record.add_included()->set_node(node);
+    senders.push_back(ChunksOf(*grid_, mine.pieces));
+  }
+  record.set_is_void(senders.empty());
+  PieceWriter writer(&*grid_, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+  for (uint64_t chunk = 0; chunk < grid_->chunks() && !senders.empty(); ++chunk) {
+    std::vector<const Components*> parts;
+    for (const auto& sender : senders) parts.push_back(&sender[chunk]);
+    Components merged;
+    MergeBySenders(parts, grid_->Place(chunk).shape.elements(), &merged);
+    writer.Append(chunk, merged);
+  }
+  update->pieces = writer.Finish();
+  if (!updates_.empty()) record.set_previous_sha256(updates_.back()->record.sha256());
+  record.set_sha256(UpdateRecordSha256(record));
+  round_.clear();
+  updates_.push_back(std::move(update));
+  changed_.notify_all();
+}
+
+}  // namespace isthmus

@@ -1,0 +1,70 @@
+// A run inside one process, for tests of the trainer: stands in for agent and coordinator behind
+// RankClient. It merges as the coordinator does (ascending node, kernels' MergeBySenders) and
+// publishes a round when every rank of every node has submitted or abstained.
+//
+//   LocalRun run(spec, {{"a", 2}, {"b", 2}});
+//   ... one thread a rank: Trainer with run.Client("a", 0) ...
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "isthmus/v1/coordinator.pb.h"
+#include "spec/grid.h"
+#include "worker/rank_client.h"
+
+namespace isthmus {
+
+class LocalRun {
+ public:
+  LocalRun(v1::RunSpec spec, std::map<std::string, int> ranks_of_node);
+
+  std::unique_ptr<RankClient> Client(const std::string& node, int rank);
+
+  // Nodes whose contribution to this round is left out, though it came.
+  void LeaveOut(uint64_t round, const std::string& node);
+
+  // Rounds committed so far.
+  uint64_t rounds() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return updates_.size();
+  }
+
+  // What happened, for expectations. Call them when the trainers have ended.
+  const std::vector<std::string>& abstain_reasons() const { return abstain_reasons_; }
+  const std::vector<std::shared_ptr<const CommittedUpdate>>& updates() const { return updates_; }
+  const std::vector<v1::JoinRunRequest>& joins() const { return joins_; }
+
+ private:
+  friend class LocalClient;
+  struct NodeRound {
+    int ranks_done = 0;
+    bool abstained = false;
+    std::vector<std::string> pieces;
+  };
+
+  absl::Status Join(const v1::JoinRunRequest& request);
+  void Done(const std::string& node, uint64_t round, std::vector<std::string> pieces,
+            const std::string& abstain_reason);
+  void Commit(uint64_t round);  // with the lock held
+
+  v1::RunSpec spec_;
+  std::map<std::string, int> ranks_of_node_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Grid> grid_;
+  std::vector<v1::JoinRunRequest> joins_;
+  std::map<std::string, NodeRound> round_;  // of the open round, by node
+  std::map<uint64_t, std::vector<std::string>> left_out_;
+  std::vector<std::string> abstain_reasons_;
+  std::vector<std::shared_ptr<const CommittedUpdate>> updates_;  // of round i + 1
+};
+
+}  // namespace isthmus

@@ -1,0 +1,213 @@
+#include "worker/process_group.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+#include "worker/torch_status.h"
+
+namespace isthmus {
+namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+absl::Status LostRank(int rank, const std::exception& error) {
+  return absl::UnavailableError(
+      absl::StrCat("rank ", rank, " lost another rank of its node (", TorchMessage(error),
+                   "); see that rank's output, then start all ranks of the node again"));
+}
+
+class Finished final : public PendingCollective {
+ public:
+  explicit Finished(absl::Status status) : status_(std::move(status)) {}
+  absl::Status Wait() override { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
+// A node of one rank.
+class SingleRank final : public ProcessGroup {
+ public:
+  int rank() const override { return 0; }
+  int ranks() const override { return 1; }
+  std::unique_ptr<PendingCollective> AllGather(at::Tensor part, at::Tensor full) override {
+    full.copy_(part);
+    return std::make_unique<Finished>(absl::OkStatus());
+  }
+  std::unique_ptr<PendingCollective> ReduceScatterMean(at::Tensor full, at::Tensor part) override {
+    part.copy_(full);
+    return std::make_unique<Finished>(absl::OkStatus());
+  }
+  absl::Status AllReduceSum(absl::Span<double>) override { return absl::OkStatus(); }
+  absl::Status AllReduceMax(absl::Span<double>) override { return absl::OkStatus(); }
+  absl::Status JoinBytes(std::string*) override { return absl::OkStatus(); }
+  absl::Status Broadcast(std::string*) override { return absl::OkStatus(); }
+  absl::Status Barrier() override { return absl::OkStatus(); }
+};
+
+class PendingWork final : public PendingCollective {
+ public:
+  PendingWork(int rank, WorkPtr work) : rank_(rank), work_(std::move(work)) {}
+  // The backend still reads and writes the tensors until the work has ended.
+  ~PendingWork() override { Wait().IgnoreError(); }
+  absl::Status Wait() override {
+    if (work_ == nullptr) return absl::OkStatus();
+    try {
+      work_->wait();
+    } catch (const std::exception& error) {
+      work_ = nullptr;
+      return LostRank(rank_, error);
+    }
+    work_ = nullptr;
+    return absl::OkStatus();
+  }
+
+ private:
+  int rank_;
+  WorkPtr work_;
+};
+
+class C10dGroup final : public ProcessGroup {
+ public:
+  C10dGroup(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store)
+      : store_(std::move(store)), backend_(std::move(backend)) {}
+  int rank() const override { return backend_->getRank(); }
+  int ranks() const override { return backend_->getSize(); }
+
+  std::unique_ptr<PendingCollective> AllGather(at::Tensor part, at::Tensor full) override {
+    return Start([&] { return backend_->_allgather_base(full, part); });
+  }
+  std::unique_ptr<PendingCollective> ReduceScatterMean(at::Tensor full, at::Tensor part) override {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = c10d::ReduceOp::AVG;
+    return Start([&] { return backend_->_reduce_scatter_base(part, full, options); });
+  }
+  absl::Status AllReduceSum(absl::Span<double> values) override {
+    return AllReduce(values.data(), values.size(), at::kDouble, c10d::ReduceOp::SUM);
+  }
+  absl::Status AllReduceMax(absl::Span<double> values) override {
+    return AllReduce(values.data(), values.size(), at::kDouble, c10d::ReduceOp::MAX);
+  }
+  absl::Status JoinBytes(std::string* bytes) override {
+    return AllReduce(bytes->data(), bytes->size(), at::kByte, c10d::ReduceOp::SUM);
+  }
+  absl::Status Broadcast(std::string* bytes) override {
+    if (bytes->empty()) return absl::OkStatus();
+    std::vector<at::Tensor> tensors = {
+        at::from_blob(bytes->data(), {static_cast<int64_t>(bytes->size())}, at::kByte)};
+    return Start([&] { return backend_->broadcast(tensors); })->Wait();
+  }
+  absl::Status Barrier() override {
+    return Start([&] { return backend_->barrier(); })->Wait();
+  }
+
+ private:
+  absl::Status AllReduce(void* data, size_t count, at::ScalarType type,
+                         c10d::ReduceOp::RedOpType operation) {
+    if (count == 0) return absl::OkStatus();
+    std::vector<at::Tensor> tensors = {at::from_blob(data, {static_cast<int64_t>(count)}, type)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = operation;
+    return Start([&] { return backend_->allreduce(tensors, options); })->Wait();
+  }
+
+  std::unique_ptr<PendingCollective> Start(const std::function<WorkPtr()>& start) {
+    try {
+      return std::make_unique<PendingWork>(rank(), start());
+    } catch (const std::exception& error) {
+      return std::make_unique<Finished>(LostRank(rank(), error));
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;  // rank 0's serves the others: lives as long as the group
+  c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+}
+
+// `host` is where rank 0 listens: a group on one machine needs no other interface than loopback.
+std::unique_ptr<ProcessGroup> ConnectGloo(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                          int ranks, const std::string& host) {
+  auto options =
+      c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(kCollectiveTimeoutMs));
+  options->devices.push_back(IsLoopback(host)
+                                 ? c10d::ProcessGroupGloo::createDeviceForHostname(host)
+                                 : c10d::ProcessGroupGloo::createDefaultDevice());
+  auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
+  return std::make_unique<C10dGroup>(std::move(backend), std::move(store));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(
+    const ProcessGroupOptions& options) {
+  if (options.ranks < 1 || options.ranks > static_cast<int>(kRanksMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks is ", options.ranks, "; it must be 1 to ", kRanksMax));
+  }
+  if (options.rank < 0 || options.rank >= options.ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("rank is ", options.rank, "; with ",
+                                                   options.ranks, " ranks it must be 0 to ",
+                                                   options.ranks - 1));
+  }
+  if (options.ranks == 1) return std::make_unique<SingleRank>();
+  if (options.master_port < 1 || options.master_port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("master_port is ", options.master_port, "; it must be 1 to 65535"));
+  }
+  c10d::TCPStoreOptions store;
+  store.port = static_cast<uint16_t>(options.master_port);
+  store.isServer = options.rank == 0;
+  store.numWorkers = options.ranks;
+  store.timeout = std::chrono::milliseconds(kRendezvousTimeoutMs);
+  try {
+    return ConnectGloo(c10::make_intrusive<c10d::TCPStore>(options.master_addr, store),
+                       options.rank, options.ranks, options.master_addr);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", options.rank, " of ", options.ranks, " could not meet the others at ",
+        options.master_addr, ":", options.master_port, " within ", kRendezvousTimeoutMs / 1000,
+        " s: start all ranks of the node with the same MASTER_ADDR and a free MASTER_PORT (",
+        TorchMessage(error), ")"));
+  }
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<ProcessGroup>>> StartThreadProcessGroups(int ranks) {
+  std::vector<std::unique_ptr<ProcessGroup>> groups(ranks);
+  if (ranks == 1) {
+    groups[0] = std::make_unique<SingleRank>();
+    return groups;
+  }
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> errors(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        groups[rank] = ConnectGloo(store, rank, ranks, "127.0.0.1");
+      } catch (const std::exception& error) {
+        errors[rank] = TorchMessage(error);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) {
+    if (!error.empty()) return absl::UnavailableError(error);
+  }
+  return groups;
+}
+
+}  // namespace isthmus

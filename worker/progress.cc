@@ -1,0 +1,134 @@
+#include "worker/progress.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+
+namespace isthmus {
+namespace {
+
+constexpr int64_t kLineEveryMs = 1000;
+
+std::string Bytes(double bytes) {
+  if (bytes < 1000) return absl::StrFormat("%.0f B", bytes);
+  if (bytes < 1e6) return absl::StrFormat("%.1f kB", bytes / 1e3);
+  return absl::StrFormat("%.1f MB", bytes / 1e6);
+}
+
+// JSON has no word for what is not finite.
+nlohmann::ordered_json Number(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Progress>> Progress::Start(uint64_t steps, bool quiet,
+                                                          const std::string& metrics_file) {
+  auto progress = std::unique_ptr<Progress>(new Progress());
+  progress->steps_ = steps;
+  progress->quiet_ = quiet;
+  progress->started_ms_ = progress->printed_ms_ = progress->clock_.NowMs();
+  if (!metrics_file.empty()) {
+    progress->metrics_ = std::fopen(metrics_file.c_str(), "we");
+    if (progress->metrics_ == nullptr) {
+      return absl::ErrnoToStatus(errno,
+                                 absl::StrCat("cannot write metrics file '", metrics_file, "'"));
+    }
+  }
+  return progress;
+}
+
+Progress::~Progress() {
+  if (metrics_ != nullptr) std::fclose(metrics_);
+}
+
+void Progress::StartLoss(double val_loss) {
+  val_loss_ = val_loss;
+  if (quiet_) return;
+  std::printf("held-out loss before the first step %.4f\n", val_loss);
+  std::fflush(stdout);
+}
+
+void Progress::Round(const RoundReport& report) {
+  const int64_t now_ms = clock_.NowMs();
+  tokens_ += report.tokens;
+  rounds_ += 1;
+  wait_ms_ += report.wait_ms;
+  loss_sum_ += report.loss;
+  if (report.val_loss) val_loss_ = report.val_loss;
+  if (metrics_ != nullptr) {
+    nlohmann::ordered_json line;
+    line["round"] = report.round;
+    line["step"] = report.step;
+    line["loss"] = Number(report.loss);
+    if (report.val_loss) line["val_loss"] = Number(*report.val_loss);
+    line["tokens"] = report.tokens;
+    line["bytes_up"] = report.bytes_up;
+    line["bytes_down"] = report.bytes_down;
+    line["wait_ms"] = Number(report.wait_ms);
+    line["included"] = report.included;
+    line["seconds"] = static_cast<double>(now_ms - started_ms_) / 1e3;
+    std::fprintf(metrics_, "%s\n", line.dump().c_str());
+    std::fflush(metrics_);  // plots follow a run that is under way
+  }
+  if (quiet_) return;
+  if (printed_ && now_ms - printed_ms_ < kLineEveryMs && report.step != steps_) return;
+  Print(report, now_ms);
+}
+
+void Progress::Print(const RoundReport& report, int64_t now_ms) {
+  const double seconds = std::max<int64_t>(now_ms - printed_ms_, 1) / 1e3;
+  const double rounds = static_cast<double>(rounds_);
+  std::printf(
+      "step %6llu/%llu  loss %.4f%s  %7.0f tokens/s  up %s, down %s a round  waited %.0f ms%s\n",
+      static_cast<unsigned long long>(report.step), static_cast<unsigned long long>(steps_),
+      loss_sum_ / rounds, val_loss_ ? absl::StrFormat("  held-out %.4f", *val_loss_).c_str() : "",
+      static_cast<double>(tokens_) / seconds,
+      Bytes(static_cast<double>(report.bytes_up - printed_up_) / rounds).c_str(),
+      Bytes(static_cast<double>(report.bytes_down - printed_down_) / rounds).c_str(),
+      wait_ms_ / rounds, report.included ? "" : "  (not included)");
+  std::fflush(stdout);
+  printed_ = true;
+  printed_ms_ = now_ms;
+  printed_up_ = report.bytes_up;
+  printed_down_ = report.bytes_down;
+  tokens_ = rounds_ = 0;
+  wait_ms_ = loss_sum_ = 0;
+}
+
+std::string SummaryJson(const TrainSummary& summary) {
+  const double rounds = static_cast<double>(std::max<uint64_t>(summary.rounds, 1));
+  nlohmann::ordered_json json;
+  json["val_loss"] = Number(summary.val_loss);
+  json["start_loss"] = Number(summary.start_loss);
+  json["tokens"] = summary.tokens;
+  json["rounds"] = summary.rounds;
+  json["up_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_up) / rounds);
+  json["down_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_down) / rounds);
+  json["dense_bytes_per_round"] = summary.dense_bytes_per_round;
+  json["state_sha256"] = HexPrefix(summary.state_sha256, 64);
+  json["steps"] = summary.steps;
+  json["seconds"] = Number(summary.seconds);
+  if (!summary.sample.empty()) json["sample"] = summary.sample;
+  // Bytes that are no UTF-8 (a model may write any) become U+FFFD.
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+absl::Status WriteFileWhole(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".part";
+  std::FILE* file = std::fopen(temporary.c_str(), "we");
+  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (file != nullptr) written = std::fclose(file) == 0 && written;
+  if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", path, "'"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace isthmus

@@ -1,0 +1,79 @@
+// What the first rank of a node shows: one line a second at most on the terminal, one JSON object a
+// round in a file for plots, and one JSON object at the end. No torch.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+
+namespace isthmus {
+
+// A committed round as this node saw it. Bytes are payload, summed over its ranks since the start.
+struct RoundReport {
+  uint64_t round = 0;
+  uint64_t step = 0;
+  double loss = 0;  // mean over the node's batch, nats a token
+  std::optional<double> val_loss;
+  uint64_t tokens = 0;  // of the node's batch
+  uint64_t bytes_up = 0;
+  uint64_t bytes_down = 0;
+  double wait_ms = 0;  // from the submission to the update
+  bool included = false;
+};
+
+struct TrainSummary {
+  double start_loss = 0;  // over the held-out part, before the first step
+  double val_loss = 0;    // at the end
+  uint64_t tokens = 0;    // that this node's merged contributions were computed from
+  uint64_t rounds = 0;    // that this node applied
+  uint64_t steps = 0;     // global step at the end
+  uint64_t bytes_up = 0;
+  uint64_t bytes_down = 0;
+  uint64_t dense_bytes_per_round = 0;
+  std::string state_sha256;  // 32 bytes
+  double seconds = 0;
+  std::string sample;  // text the model wrote; empty: none was asked for
+};
+
+class Progress {
+ public:
+  // Writes nothing to a terminal when `quiet`; `metrics_file` may be empty. An error names the
+  // file.
+  static absl::StatusOr<std::unique_ptr<Progress>> Start(uint64_t steps, bool quiet,
+                                                         const std::string& metrics_file);
+  ~Progress();
+
+  void StartLoss(double val_loss);
+  void Round(const RoundReport& report);
+
+ private:
+  Progress() = default;
+  void Print(const RoundReport& report, int64_t now_ms);
+
+  MonotonicClock clock_;
+  uint64_t steps_ = 0;
+  bool quiet_ = false;
+  std::FILE* metrics_ = nullptr;
+  int64_t started_ms_ = 0;
+  // Since the last line on the terminal.
+  int64_t printed_ms_ = 0;
+  bool printed_ = false;
+  uint64_t tokens_ = 0, rounds_ = 0;
+  double wait_ms_ = 0, loss_sum_ = 0;
+  uint64_t printed_up_ = 0, printed_down_ = 0;
+  std::optional<double> val_loss_;
+};
+
+// {"val_loss": ..., "start_loss": ..., "up_bytes_per_round": ..., ...} on one line.
+std::string SummaryJson(const TrainSummary& summary);
+
+// Writes `text` to `path`, which appears whole or not at all.
+absl::Status WriteFileWhole(const std::string& path, const std::string& text);
+
+}  // namespace isthmus

@@ -1,0 +1,264 @@
+#include "worker/replica.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/softmax.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/limits.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "worker/gpt2.h"
+#include "worker/safetensors.h"
+#include "worker/state_hash.h"
+#include "worker/torch_status.h"
+
+namespace isthmus {
+namespace {
+
+constexpr double kSampleTemperature = 0.8;
+constexpr absl::string_view kPrefix = "transformer.";
+
+std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>>& parts) {
+  std::vector<TensorPart<const float>> result;
+  for (const TensorPart<float>& part : parts) {
+    result.push_back({part.tensor, part.first_element, part.data});
+  }
+  return result;
+}
+
+// The name in the file: as the model says, or without "transformer.", as GPT-2 files have it.
+std::string NameInFile(const SafetensorsFile& file, const std::string& name) {
+  const std::string bare(absl::StripPrefix(name, kPrefix));
+  return file.entries().count(name) == 0 && file.entries().count(bare) != 0 ? bare : name;
+}
+
+// Buffers and the tied copy that Hugging Face's files may hold beside the parameters.
+bool IsKnownExtra(absl::string_view name) {
+  return absl::EndsWith(name, ".attn.bias") || absl::EndsWith(name, ".attn.masked_bias") ||
+         name == "lm_head.weight";
+}
+
+absl::Status CheckStartFile(const SafetensorsFile& file, const std::string& path,
+                            const std::vector<ModelTensor>& tensors) {
+  size_t known = 0;
+  for (const ModelTensor& tensor : tensors) {
+    const auto found = file.entries().find(NameInFile(file, tensor.name));
+    if (found == file.entries().end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("start file '", path, "' lacks tensor '", tensor.name, "'"));
+    }
+    if (found->second.shape != tensor.shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("start file '", path, "': tensor '", tensor.name, "' has shape [",
+                       absl::StrJoin(found->second.shape, ", "), "]; the run's model has [",
+                       absl::StrJoin(tensor.shape, ", "), "]"));
+    }
+    ++known;
+  }
+  size_t extra = 0;
+  for (const auto& [name, entry] : file.entries()) extra += IsKnownExtra(name) ? 1 : 0;
+  if (known + extra == file.entries().size()) return absl::OkStatus();
+  for (const auto& [name, entry] : file.entries()) {
+    const auto is_it = [&, &wanted = name](const ModelTensor& tensor) {
+      return NameInFile(file, tensor.name) == wanted;
+    };
+    if (IsKnownExtra(name) || std::any_of(tensors.begin(), tensors.end(), is_it)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("start file '", path, "' has a tensor '", name,
+                                                   "' that the run's model has not"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Batch ToBatch(const TextRows& rows) {
+  Batch batch;
+  batch.tokens = at::empty({rows.sequences, rows.length}, at::kLong);
+  batch.targets = at::empty({rows.sequences, rows.length}, at::kLong);
+  int64_t* tokens = batch.tokens.mutable_data_ptr<int64_t>();
+  int64_t* targets = batch.targets.mutable_data_ptr<int64_t>();
+  for (int64_t row = 0; row < rows.sequences; ++row) {
+    const uint8_t* bytes = rows.tokens.data() + row * (rows.length + 1);
+    std::copy(bytes, bytes + rows.length, tokens + row * rows.length);
+    std::copy(bytes + 1, bytes + rows.length + 1, targets + row * rows.length);
+  }
+  return batch;
+}
+
+absl::StatusOr<std::unique_ptr<Replica>> Replica::Make(const ReplicaOptions& options) {
+  ISTHMUS_ASSIGN_OR_RETURN(Model model, MakeGpt2(options.spec.model()));
+  uint64_t bytes = 0;
+  for (const ModelTensor& tensor : model.tensors) {
+    uint64_t elements = 1;
+    for (int64_t size : tensor.shape) elements *= static_cast<uint64_t>(size);
+    bytes += elements * sizeof(float);
+  }
+  auto replica = std::unique_ptr<Replica>(new Replica(options));
+  ShardedModelOptions sharding;
+  sharding.group = options.group;
+  sharding.codec = options.spec.codec();
+  sharding.reshard_after_forward = bytes > kKeepGatheredBytesMax;
+  ISTHMUS_ASSIGN_OR_RETURN(replica->model_, ShardedModel::Make(std::move(model), sharding));
+  ISTHMUS_RETURN_IF_ERROR(replica->FillStartState());
+
+  DemoShardOptions method;
+  method.grid = &replica->model_->grid();
+  method.codec = options.spec.codec();
+  method.threads = options.threads;
+  ISTHMUS_ASSIGN_OR_RETURN(DemoShard shard,
+                           DemoShard::Make(method, AsConst(replica->model_->parameters())));
+  replica->shard_ = std::make_unique<DemoShard>(std::move(shard));
+  return replica;
+}
+
+absl::Status Replica::FillStartState() {
+  if (options_.start_file.empty()) {
+    return model_->Fill(
+        [this](const ModelTensor& tensor, uint64_t first, absl::Span<float> values) {
+          InitializeGpt2(options_.spec.model(), options_.spec.seed(), tensor.name, first, values);
+          return absl::OkStatus();
+        });
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(auto file, SafetensorsFile::Open(options_.start_file));
+  ISTHMUS_RETURN_IF_ERROR(CheckStartFile(*file, options_.start_file, model_->tensors()));
+  return model_->Fill([&](const ModelTensor& tensor, uint64_t first, absl::Span<float> values) {
+    return file->Read(NameInFile(*file, tensor.name), first, values);
+  });
+}
+
+absl::StatusOr<std::string> Replica::StateSha256(uint64_t step) {
+  const Grid& grid = model_->grid();
+  std::string hashes(grid.blocks().size() * kSha256Bytes, '\0');
+  for (const TensorPart<const float>& part : AsConst(model_->parameters())) {
+    ISTHMUS_ASSIGN_OR_RETURN(
+        const BlockSpan blocks,
+        BlocksOfPart(grid, {part.tensor, part.first_element, part.data.size()}));
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string own, HashBlocks(grid, part, options_.threads));
+    std::copy(own.begin(), own.end(), hashes.begin() + blocks.first * kSha256Bytes);
+  }
+  ISTHMUS_RETURN_IF_ERROR(options_.group->JoinBytes(&hashes));
+  return StateRoot(grid, hashes, step);
+}
+
+absl::Status Replica::Save(const std::string& path) {
+  std::unique_ptr<SafetensorsWriter> writer;
+  absl::Status written;
+  if (options_.group->rank() == 0) {
+    std::vector<NamedShape> shapes;
+    for (const ModelTensor& tensor : model_->tensors()) {
+      shapes.push_back({tensor.name, tensor.shape});
+    }
+    auto created = SafetensorsWriter::Create(path, shapes);
+    if (created.ok()) writer = std::move(created).value();
+    written = created.status();
+  }
+  // A file that cannot be written must not leave the other ranks waiting in the gathers.
+  ISTHMUS_RETURN_IF_ERROR(
+      model_->VisitFullTensors([&](const ModelTensor&, absl::Span<const float> values) {
+        if (writer != nullptr && written.ok()) written = writer->Write(values);
+        return absl::OkStatus();
+      }));
+  if (writer != nullptr && written.ok()) written = writer->Finish();
+  return written;
+}
+
+absl::StatusOr<double> Replica::ForwardBackward(const TextRows& rows) {
+  return model_->ForwardBackward(ToBatch(rows));
+}
+
+double Replica::GradientSquares() const {
+  double sum = 0;
+  for (const TensorPart<const float>& part : model_->gradients()) {
+    // Four sums side by side let the processor overlap the additions.
+    std::array<double, 4> sums = {};
+    const float* values = part.data.data();
+    const size_t size = part.data.size();
+    size_t i = 0;
+    for (; i + 4 <= size; i += 4) {
+      for (size_t j = 0; j < 4; ++j) sums[j] += static_cast<double>(values[i + j]) * values[i + j];
+    }
+    for (; i < size; ++i) sums[0] += static_cast<double>(values[i]) * values[i];
+    sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+  return sum;
+}
+
+int Replica::NonFiniteTensor() const {
+  for (const TensorPart<const float>& part : model_->gradients()) {
+    for (float value : part.data) {
+      if (!std::isfinite(value)) return static_cast<int>(part.tensor);
+    }
+  }
+  return -1;
+}
+
+absl::StatusOr<std::vector<std::string>> Replica::Encode(uint64_t round, float lr, double scale) {
+  if (scale != 1.0) model_->ScaleGradients(static_cast<float>(scale));
+  return shard_->Encode(round, lr, model_->gradients());
+}
+
+absl::Status Replica::Apply(float lr, float weight_decay, const std::vector<std::string>& pieces) {
+  std::vector<const std::string*> views;
+  for (const std::string& piece : pieces) views.push_back(&piece);
+  ISTHMUS_RETURN_IF_ERROR(shard_->Apply(lr, weight_decay, views, model_->parameters()));
+  model_->ParametersChanged();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> Replica::HeldOutLoss(const RankData& data) {
+  std::array<double, 2> sums = {};  // loss times sequences, sequences
+  for (uint64_t i = 0; i < data.EvaluationBatches(); ++i) {
+    TextRows rows = data.Evaluation(i);
+    const double weight = static_cast<double>(rows.sequences);
+    // A rank whose sequences ran out still takes its part in the gathers.
+    if (rows.sequences == 0) rows = data.Evaluation(0);
+    if (rows.sequences == 0) rows = data.Step(1);
+    ISTHMUS_ASSIGN_OR_RETURN(const at::Tensor loss, model_->Forward(ToBatch(rows)));
+    if (weight > 0) sums[0] += weight * loss.item<double>();
+    sums[1] += weight;
+  }
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
+  return sums[0] / sums[1];
+}
+
+absl::StatusOr<std::string> Replica::Sample(const std::string& prompt, int bytes) {
+  std::string text = prompt;
+  std::mt19937_64 random(options_.spec.seed());
+  const size_t context = options_.spec.model().context();
+  for (int i = 0; i < bytes; ++i) {
+    const std::string seen = text.substr(text.size() > context ? text.size() - context : 0);
+    TextRows rows;
+    rows.sequences = 1;
+    rows.length = static_cast<int64_t>(seen.size());
+    rows.tokens.assign(seen.begin(), seen.end());
+    rows.tokens.push_back(0);
+    Batch batch = ToBatch(rows);
+    batch.targets = at::Tensor();
+    ISTHMUS_ASSIGN_OR_RETURN(const at::Tensor logits, model_->Forward(batch));
+    ISTHMUS_RETURN_IF_ERROR(CatchTorch("sampling", [&] {
+      const at::Tensor chances = at::softmax(
+          logits.select(0, 0).select(0, rows.length - 1).to(at::kDouble) / kSampleTemperature, 0);
+      double left = static_cast<double>(random() >> 11) * 0x1p-53;
+      int64_t token = 0;
+      for (; token < 255; ++token) {
+        left -= chances.const_data_ptr<double>()[token];
+        if (left < 0) break;
+      }
+      text.push_back(static_cast<char>(token));
+      return absl::OkStatus();
+    }));
+  }
+  return text.substr(prompt.size());
+}
+
+}  // namespace isthmus

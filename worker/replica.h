@@ -1,0 +1,74 @@
+// What one rank holds of a run: its part of the model, and method `demo` on that part. Built from
+// the RunSpec alone (and a start file), so that all nodes begin alike.
+//
+// Calls that say "all ranks" are collective: every rank of the node makes them in the same order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "isthmus/v1/run_spec.pb.h"
+#include "worker/methods/demo_shard.h"
+#include "worker/process_group.h"
+#include "worker/sharded_model.h"
+#include "worker/text_data.h"
+
+namespace isthmus {
+
+struct ReplicaOptions {
+  v1::RunSpec spec;               // complete
+  ProcessGroup* group = nullptr;  // outlives the replica
+  // safetensors file with the start state; empty: from the spec's seed.
+  std::string start_file;
+  int threads = 1;
+};
+
+class Replica {
+ public:
+  // INVALID_ARGUMENT naming file, tensor, shape: a start file whose tensors are not the model's.
+  static absl::StatusOr<std::unique_ptr<Replica>> Make(const ReplicaOptions& options);
+
+  ShardedModel& model() { return *model_; }
+  // The chunks this rank holds, ascending, disjoint.
+  const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return shard_->ranges(); }
+
+  // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h).
+  absl::StatusOr<std::string> StateSha256(uint64_t step);
+  // All ranks; rank 0 writes every tensor, frozen ones too, to `path`.
+  absl::Status Save(const std::string& path);
+
+  // All ranks: mean loss of this rank's rows; the gradient is kept, its mean over the ranks.
+  absl::StatusOr<double> ForwardBackward(const TextRows& rows);
+  // Of this rank's gradient: sum of squares in double, not finite when an element is not.
+  double GradientSquares() const;
+  // Number in the manifest of the first tensor with an element that is not finite, or -1.
+  int NonFiniteTensor() const;
+  // Scales the gradient by `scale` and encodes it: the pieces to send.
+  absl::StatusOr<std::vector<std::string>> Encode(uint64_t round, float lr, double scale);
+  void Settle(uint64_t round, bool included) { shard_->Settle(round, included); }
+  // Applies a committed update; none: a void one.
+  absl::Status Apply(float lr, float weight_decay, const std::vector<std::string>& pieces);
+
+  // All ranks: mean loss of the held-out sequences, in nats a token.
+  absl::StatusOr<double> HeldOutLoss(const RankData& data);
+  // All ranks: `bytes` bytes of text that the model writes after `prompt`. Every rank computes the
+  // same; temperature 0.8.
+  absl::StatusOr<std::string> Sample(const std::string& prompt, int bytes);
+
+ private:
+  Replica(const ReplicaOptions& options) : options_(options) {}
+  absl::Status FillStartState();
+
+  ReplicaOptions options_;
+  std::unique_ptr<ShardedModel> model_;
+  std::unique_ptr<DemoShard> shard_;
+};
+
+// Tokens and targets of rows of text.
+Batch ToBatch(const TextRows& rows);
+
+}  // namespace isthmus

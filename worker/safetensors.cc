@@ -1,0 +1,221 @@
+#include "worker/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+
+namespace isthmus {
+namespace {
+
+static_assert(sizeof(float) == 4 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "values are copied as they lie in memory");
+
+constexpr size_t kLengthBytes = 8;
+
+absl::Status Malformed(const std::string& path, const std::string& why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", path, "' is no valid safetensors file: ", why));
+}
+
+// Elements of a shape, or false when they do not fit into 62 bits.
+bool Elements(const std::vector<int64_t>& shape, uint64_t* elements) {
+  *elements = 1;
+  for (int64_t size : shape) {
+    if (size < 0) return false;
+    if (__builtin_mul_overflow(*elements, static_cast<uint64_t>(size), elements)) return false;
+  }
+  return *elements < (uint64_t{1} << 62);
+}
+
+size_t DTypeBytes(const std::string& dtype) {
+  if (dtype == "F32" || dtype == "I32" || dtype == "U32") return 4;
+  if (dtype == "F64" || dtype == "I64" || dtype == "U64") return 8;
+  if (dtype == "F16" || dtype == "BF16" || dtype == "I16" || dtype == "U16") return 2;
+  if (dtype == "I8" || dtype == "U8" || dtype == "BOOL") return 1;
+  return 0;  // not known here: the size is not checked, and Read refuses it
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open '", path, "'"));
+  struct stat status {};
+  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_size < static_cast<off_t>(kLengthBytes)) {
+    close(file);
+    return Malformed(path, "it is not a regular file of 8 bytes or more");
+  }
+  auto opened = std::unique_ptr<SafetensorsFile>(new SafetensorsFile());
+  opened->path_ = path;
+  void* mapped =
+      mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+  const int error = errno;
+  close(file);
+  if (mapped == MAP_FAILED) {
+    return absl::ErrnoToStatus(error, absl::StrCat("cannot map '", path, "'"));
+  }
+  opened->mapped_ = static_cast<const char*>(mapped);
+  opened->mapped_bytes_ = static_cast<size_t>(status.st_size);
+
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, opened->mapped_, kLengthBytes);
+  if (header_bytes > kSafetensorsHeaderBytesMax ||
+      header_bytes > opened->mapped_bytes_ - kLengthBytes) {
+    return Malformed(path, absl::StrCat("its header is said to have ", header_bytes,
+                                        " bytes; the file has ", opened->mapped_bytes_,
+                                        " and the limit is ", kSafetensorsHeaderBytesMax));
+  }
+  opened->data_offset_ = kLengthBytes + header_bytes;
+  ISTHMUS_RETURN_IF_ERROR(
+      opened->ParseHeader(std::string(opened->mapped_ + kLengthBytes, header_bytes)));
+  return opened;
+}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (mapped_ != nullptr) munmap(const_cast<char*>(mapped_), mapped_bytes_);
+}
+
+absl::Status SafetensorsFile::ParseHeader(const std::string& header) {
+  const nlohmann::json parsed = nlohmann::json::parse(header, nullptr, false);
+  if (!parsed.is_object()) return Malformed(path_, "its header is not a JSON object");
+  const uint64_t data_bytes = mapped_bytes_ - data_offset_;
+  for (const auto& [name, value] : parsed.items()) {
+    if (name == "__metadata__") continue;
+    SafetensorsEntry entry;
+    const auto is_sizes = [](const nlohmann::json& list) {
+      if (!list.is_array()) return false;
+      for (const auto& item : list) {
+        if (!item.is_number_unsigned()) return false;
+      }
+      return true;
+    };
+    if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() ||
+        !value.contains("shape") || !is_sizes(value["shape"]) || !value.contains("data_offsets") ||
+        !is_sizes(value["data_offsets"]) || value["data_offsets"].size() != 2) {
+      return Malformed(path_,
+                       absl::StrCat("tensor '", name, "' lacks dtype, shape or two data_offsets"));
+    }
+    entry.dtype = value["dtype"].get<std::string>();
+    entry.shape = value["shape"].get<std::vector<int64_t>>();
+    entry.begin = value["data_offsets"][0].get<uint64_t>();
+    entry.end = value["data_offsets"][1].get<uint64_t>();
+    uint64_t elements = 0;
+    if (entry.begin > entry.end || entry.end > data_bytes || !Elements(entry.shape, &elements)) {
+      return Malformed(path_, absl::StrCat("tensor '", name, "' covers bytes ", entry.begin, " to ",
+                                           entry.end, " of ", data_bytes));
+    }
+    const size_t size = DTypeBytes(entry.dtype);
+    if (size != 0 && (elements > data_bytes || entry.end - entry.begin != elements * size)) {
+      return Malformed(path_, absl::StrCat("tensor '", name, "' has ", entry.end - entry.begin,
+                                           " bytes; its shape [", absl::StrJoin(entry.shape, ", "),
+                                           "] and dtype ", entry.dtype, " want ", elements * size));
+    }
+    entries_[name] = std::move(entry);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsFile::Read(const std::string& name, uint64_t first_element,
+                                   absl::Span<float> values) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) {
+    return absl::NotFoundError(absl::StrCat("'", path_, "' has no tensor '", name, "'"));
+  }
+  const SafetensorsEntry& entry = found->second;
+  if (entry.dtype != "F32") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path_, "': tensor '", name, "' is ", entry.dtype, "; only F32 is read"));
+  }
+  const uint64_t elements = (entry.end - entry.begin) / sizeof(float);
+  if (first_element > elements || values.size() > elements - first_element) {
+    return absl::InvalidArgumentError(absl::StrCat("'", path_, "': tensor '", name, "' has ",
+                                                   elements, " elements; ", values.size(), " from ",
+                                                   first_element, " on were asked for"));
+  }
+  if (!values.empty()) {
+    std::memcpy(values.data(), mapped_ + data_offset_ + entry.begin + first_element * sizeof(float),
+                values.size() * sizeof(float));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
+    const std::string& path, const std::vector<NamedShape>& tensors) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  header["__metadata__"] = {{"format", "pt"}};  // what Hugging Face's loaders ask for
+  uint64_t offset = 0;
+  for (const NamedShape& tensor : tensors) {
+    uint64_t elements = 0;
+    ISTHMUS_CHECK(Elements(tensor.shape, &elements));
+    const uint64_t end = offset + elements * sizeof(float);
+    header[tensor.name] = {
+        {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the values
+
+  auto writer = std::unique_ptr<SafetensorsWriter>(new SafetensorsWriter());
+  writer->path_ = path;
+  writer->temporary_path_ = path + ".part";
+  writer->tensors_ = tensors;
+  writer->file_ = std::fopen(writer->temporary_path_.c_str(), "wbe");
+  if (writer->file_ == nullptr) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", writer->temporary_path_, "'"));
+  }
+  const uint64_t length = text.size();
+  ISTHMUS_RETURN_IF_ERROR(writer->WriteBytes(&length, kLengthBytes));
+  ISTHMUS_RETURN_IF_ERROR(writer->WriteBytes(text.data(), text.size()));
+  return writer;
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (file_ == nullptr) return;
+  std::fclose(file_);
+  unlink(temporary_path_.c_str());
+}
+
+absl::Status SafetensorsWriter::WriteBytes(const void* data, size_t bytes) {
+  if (bytes > 0 && std::fwrite(data, 1, bytes, file_) != bytes) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", temporary_path_, "'"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::Write(absl::Span<const float> values) {
+  uint64_t elements = 0;
+  ISTHMUS_CHECK(written_ < tensors_.size() && Elements(tensors_[written_].shape, &elements) &&
+                elements == values.size());
+  ++written_;
+  return WriteBytes(values.data(), values.size() * sizeof(float));
+}
+
+absl::Status SafetensorsWriter::Finish() {
+  ISTHMUS_CHECK(written_ == tensors_.size());
+  // The bytes are on disk before the name points at them.
+  const bool flushed = std::fflush(file_) == 0 && fsync(fileno(file_)) == 0;
+  const int error = errno;
+  std::fclose(std::exchange(file_, nullptr));
+  if (!flushed || std::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
+    const int reason = flushed ? errno : error;
+    unlink(temporary_path_.c_str());
+    return absl::ErrnoToStatus(reason, absl::StrCat("cannot write '", path_, "'"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace isthmus

@@ -1,0 +1,79 @@
+// Files of float32 tensors in the safetensors format (github.com/huggingface/safetensors): 8 bytes
+// little endian length of a JSON header, the header, the values row-major and little endian.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace isthmus {
+
+struct SafetensorsEntry {
+  std::string dtype;  // "F32", "BF16", ...
+  std::vector<int64_t> shape;
+  uint64_t begin = 0;  // bytes from the end of the header
+  uint64_t end = 0;
+};
+
+// An open file, mapped into memory. Thread-compatible.
+class SafetensorsFile {
+ public:
+  // NOT_FOUND: no such file. INVALID_ARGUMENT, naming file, tensor and value: not this format, or a
+  // tensor whose bytes do not match its shape or lie outside of the file.
+  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::string& path);
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
+  // Copies elements [first_element, first_element + values.size()) of an F32 tensor.
+  // INVALID_ARGUMENT: another dtype, or elements that it does not have. NOT_FOUND: no such tensor.
+  absl::Status Read(const std::string& name, uint64_t first_element,
+                    absl::Span<float> values) const;
+
+ private:
+  SafetensorsFile() = default;
+  absl::Status ParseHeader(const std::string& header);
+
+  std::string path_;
+  const char* mapped_ = nullptr;
+  size_t mapped_bytes_ = 0;
+  size_t data_offset_ = 0;
+  std::map<std::string, SafetensorsEntry> entries_;
+};
+
+struct NamedShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// Writes a file, tensor after tensor; it appears under its name when Finish returns OK, whole.
+class SafetensorsWriter {
+ public:
+  // PERMISSION_DENIED / NOT_FOUND ... naming the file.
+  static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
+      const std::string& path, const std::vector<NamedShape>& tensors);
+  ~SafetensorsWriter();
+
+  // All elements of the next tensor, in the order given to Create.
+  absl::Status Write(absl::Span<const float> values);
+  absl::Status Finish();
+
+ private:
+  SafetensorsWriter() = default;
+  absl::Status WriteBytes(const void* data, size_t bytes);
+
+  std::string path_, temporary_path_;
+  std::FILE* file_ = nullptr;
+  std::vector<NamedShape> tensors_;
+  size_t written_ = 0;  // tensors
+};
+
+}  // namespace isthmus

@@ -1,0 +1,250 @@
+#include "worker/trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "spec/manifest.h"
+#include "spec/run_spec.h"
+
+namespace isthmus {
+namespace {
+
+float FloatOfBits(uint32_t bits) {
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+void AddSetting(v1::RankInfo* info, const char* name, std::string value) {
+  v1::Setting* setting = info->add_settings();
+  setting->set_name(name);
+  setting->set_value(std::move(value));
+}
+
+// What a terminal can show of it: other bytes as '?'.
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    if (c != '\n' && (c < ' ' || c > '~')) c = '?';
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& options) {
+  auto trainer = std::unique_ptr<Trainer>(new Trainer(options));
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse known, options.client->FetchSpec());
+  trainer->spec_ = known.spec();
+  trainer->node_ = known.node();
+  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<TextData> text, TextData::Open(options.data));
+  ISTHMUS_ASSIGN_OR_RETURN(RankData data,
+                           RankData::Make(trainer->spec_, known.node(), options.group->rank(),
+                                          options.group->ranks(), std::move(text)));
+  trainer->data_ = std::make_unique<RankData>(std::move(data));
+  if (options.group->rank() == 0) {
+    ISTHMUS_ASSIGN_OR_RETURN(
+        trainer->progress_,
+        Progress::Start(trainer->spec_.steps(), options.quiet, options.metrics_file));
+  }
+  ReplicaOptions replica;
+  replica.spec = trainer->spec_;
+  replica.group = options.group;
+  replica.start_file = options.start_file;
+  replica.threads = options.threads;
+  ISTHMUS_ASSIGN_OR_RETURN(trainer->replica_, Replica::Make(replica));
+  trainer->summary_.dense_bytes_per_round =
+      trainer->replica_->model().grid().elements() * sizeof(float);
+  return trainer;
+}
+
+absl::Status Trainer::Run() {
+  started_ms_ = clock_.NowMs();
+  ISTHMUS_ASSIGN_OR_RETURN(summary_.start_loss, replica_->HeldOutLoss(*data_));
+  if (progress_ != nullptr) progress_->StartLoss(summary_.start_loss);
+  ISTHMUS_RETURN_IF_ERROR(Join());
+  for (;;) {
+    ISTHMUS_ASSIGN_OR_RETURN(const std::optional<v1::RoundOpened> opened, NextRound());
+    if (!opened.has_value()) break;
+    ISTHMUS_RETURN_IF_ERROR(Contribute(*opened));
+    const int64_t submitted_ms = clock_.NowMs();
+    ISTHMUS_RETURN_IF_ERROR(ApplyThrough(opened->round()));
+    report_.wait_ms = static_cast<double>(clock_.NowMs() - submitted_ms);
+    ISTHMUS_RETURN_IF_ERROR(Evaluate(&report_));
+    if (progress_ != nullptr) progress_->Round(report_);
+  }
+  return Finish();
+}
+
+absl::Status Trainer::Join() {
+  v1::JoinRunRequest request;
+  request.set_run(spec_.run());
+  request.set_node(node_);
+  request.set_role(v1::ROLE_RANK);
+  *request.mutable_manifest() = replica_->model().manifest();
+  request.set_fingerprint(Fingerprint(request.manifest()));
+  ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_state_sha256(), replica_->StateSha256(0));
+
+  v1::RankInfo* info = request.mutable_rank();
+  info->set_rank(static_cast<uint32_t>(options_.group->rank()));
+  info->set_ranks(static_cast<uint32_t>(options_.group->ranks()));
+  *info->mutable_group_id() = RandomBytes(kGroupIdBytes);
+  ISTHMUS_RETURN_IF_ERROR(options_.group->Broadcast(info->mutable_group_id()));
+  for (const auto& [begin, end] : replica_->ranges()) {
+    v1::ChunkRange* range = info->add_ranges();
+    range->set_begin(begin);
+    range->set_end(end);
+  }
+  AddSetting(info, "data_bytes", absl::StrCat(data_->text().tokens()));
+  AddSetting(info, "data_digest", HexPrefix(data_->text().Digest(), 16));
+  return options_.client->Join(request).status();
+}
+
+absl::StatusOr<std::optional<v1::RoundOpened>> Trainer::NextRound() {
+  // Ranks hear of rounds one by one. Where a round closed without this node, one rank may see it
+  // open and another one already the next; all go on with the latest. Past the last one: finished.
+  const uint64_t finished = spec_.steps() + 1;
+  std::optional<v1::RoundOpened> opened;
+  uint64_t round = 0, wanted = 1;
+  for (;;) {
+    while (round < wanted) {
+      ISTHMUS_ASSIGN_OR_RETURN(opened, options_.client->WaitOpened());
+      round = opened.has_value() ? opened->round() : finished;
+    }
+    const bool stop = options_.stop && options_.stop();
+    std::array<double, 3> most = {static_cast<double>(round), -static_cast<double>(round),
+                                  stop ? 1.0 : 0.0};
+    ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(most)));
+    if (most[2] > 0) return absl::CancelledError("a rank of this node was stopped");
+    wanted = static_cast<uint64_t>(most[0]);
+    if (wanted == static_cast<uint64_t>(-most[1])) break;
+    if (round < wanted) ISTHMUS_RETURN_IF_ERROR(ApplyThrough(wanted - 1));
+  }
+  ISTHMUS_RETURN_IF_ERROR(ApplyThrough(opened ? opened->base_round() : spec_.steps()));
+  return opened;
+}
+
+absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
+  report_ = RoundReport();
+  ISTHMUS_ASSIGN_OR_RETURN(const double loss,
+                           replica_->ForwardBackward(data_->Step(opened.step())));
+  const SessionCounters counters = options_.client->counters();
+  // Squares of the gradient, loss, payload bytes: sums over the node.
+  std::array<double, 4> sums = {replica_->GradientSquares(), loss,
+                                static_cast<double>(counters.bytes_up),
+                                static_cast<double>(counters.bytes_down)};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
+  const int ranks = options_.group->ranks();
+  report_.loss = sums[1] / ranks;
+  report_.tokens = data_->tokens_per_step() * static_cast<uint64_t>(ranks);
+  report_.bytes_up = static_cast<uint64_t>(sums[2]);
+  report_.bytes_down = static_cast<uint64_t>(sums[3]);
+
+  if (!std::isfinite(sums[0])) {
+    std::array<double, 1> tensor = {static_cast<double>(replica_->NonFiniteTensor())};
+    ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(tensor)));
+    const Grid& grid = replica_->model().grid();
+    const std::string reason =
+        absl::StrCat("non-finite gradient in '",
+                     grid.tensor_name(static_cast<uint32_t>(std::max(tensor[0], 0.0))), "'");
+    LogWarning("abstained", {{"round", absl::StrCat(opened.round())}, {"reason", reason}});
+    options_.client->Abstain(opened, reason);
+    return absl::OkStatus();
+  }
+  const double norm = std::sqrt(sums[0]);
+  const double limit = spec_.optimizer().clip_norm();
+  const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
+  auto pieces = replica_->Encode(opened.round(), FloatOfBits(opened.lr_bits()), scale);
+  if (!pieces.ok()) {
+    LogWarning("abstained", {{"round", absl::StrCat(opened.round())},
+                             {"reason", std::string(pieces.status().message())}});
+    options_.client->Abstain(opened,
+                             std::string(pieces.status().message().substr(0, kReasonBytesMax)));
+    return absl::OkStatus();
+  }
+  options_.client->Submit(opened, *std::move(pieces), data_->tokens_per_step());
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::ApplyThrough(uint64_t round) {
+  while (applied_round_ < round) {
+    ISTHMUS_ASSIGN_OR_RETURN(const RankClient::Update update, options_.client->WaitUpdate());
+    const v1::UpdateRecord& record = update.committed->record;
+    if (record.round() != applied_round_ + 1) {
+      return absl::InternalError(absl::StrCat("the agent sent the update of round ", record.round(),
+                                              "; the next one here is ", applied_round_ + 1));
+    }
+    replica_->Settle(record.round(), update.included);
+    ISTHMUS_RETURN_IF_ERROR(replica_->Apply(FloatOfBits(record.lr_bits()),
+                                            FloatOfBits(record.weight_decay_bits()),
+                                            update.committed->pieces));
+    applied_round_ = record.round();
+    step_ = record.step();
+    options_.client->Acknowledge(update);
+    ++summary_.rounds;
+    report_.round = record.round();
+    report_.step = record.step();
+    report_.included = update.included;
+    if (update.included) {
+      summary_.tokens += data_->tokens_per_step() * static_cast<uint64_t>(options_.group->ranks());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Evaluate(RoundReport* report) {
+  const uint32_t every = spec_.data().eval_every();
+  const bool last = step_ == spec_.steps();
+  if (!last && (every == 0 || step_ % every != 0)) return absl::OkStatus();
+  ISTHMUS_ASSIGN_OR_RETURN(const double loss, replica_->HeldOutLoss(*data_));
+  report->val_loss = loss;
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Finish() {
+  if (report_.val_loss.has_value() && report_.step == step_) {
+    summary_.val_loss = *report_.val_loss;
+  } else {
+    ISTHMUS_ASSIGN_OR_RETURN(summary_.val_loss, replica_->HeldOutLoss(*data_));
+  }
+  summary_.steps = step_;
+  summary_.seconds = static_cast<double>(clock_.NowMs() - started_ms_) / 1e3;
+  ISTHMUS_ASSIGN_OR_RETURN(summary_.state_sha256, replica_->StateSha256(step_));
+  const SessionCounters counters = options_.client->counters();
+  std::array<double, 2> bytes = {static_cast<double>(counters.bytes_up),
+                                 static_cast<double>(counters.bytes_down)};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(bytes)));
+  summary_.bytes_up = static_cast<uint64_t>(bytes[0]);
+  summary_.bytes_down = static_cast<uint64_t>(bytes[1]);
+  // Nothing below needs the run: others are not kept waiting for it.
+  options_.client->Leave("finished");
+
+  const bool first = options_.group->rank() == 0;
+  if (!options_.save_file.empty()) ISTHMUS_RETURN_IF_ERROR(replica_->Save(options_.save_file));
+  if (options_.sample_bytes > 0) {
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string text,
+                             replica_->Sample(options_.sample_prompt, options_.sample_bytes));
+    summary_.sample = options_.sample_prompt + text;
+  }
+  if (!first) return absl::OkStatus();
+  if (!options_.quiet) {
+    std::printf("summary %s\n", SummaryJson(summary_).c_str());
+    if (!summary_.sample.empty()) {
+      std::printf("sample:\n%s\n", Printable(summary_.sample).c_str());
+    }
+    std::fflush(stdout);
+  }
+  if (options_.summary_file.empty()) return absl::OkStatus();
+  return WriteFileWhole(options_.summary_file, SummaryJson(summary_) + "\n");
+}
+
+}  // namespace isthmus

@@ -1,0 +1,84 @@
+// The training loop of one rank. Everything that decides numbers comes from the RunSpec; the
+// options here say where data and files lie.
+//
+// A round as it happens (Trainer::Run):
+//   agree with the node's other ranks on the round that is open
+//   this rank's rows of the step -> loss, gradient (mean over the ranks)
+//   clip by the node's gradient norm; nothing finite: the node abstains and names the tensor
+//   momentum, DCT, top-k -> pieces -> agent
+//   the committed update comes back -> settle -> the same step on every node -> acknowledge
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "worker/process_group.h"
+#include "worker/progress.h"
+#include "worker/rank_client.h"
+#include "worker/replica.h"
+#include "worker/text_data.h"
+
+namespace isthmus {
+
+struct TrainerOptions {
+  ProcessGroup* group = nullptr;  // both outlive the trainer
+  RankClient* client = nullptr;
+  std::string data;        // files, comma-separated; the same bytes on all nodes
+  std::string start_file;  // safetensors; empty: start state from the RunSpec's seed
+  // Written by rank 0; empty: not at all.
+  std::string save_file;
+  std::string summary_file;
+  std::string metrics_file;
+  int sample_bytes = 0;
+  std::string sample_prompt = "The ";
+  int threads = 1;
+  bool quiet = false;          // nothing on stdout
+  std::function<bool()> stop;  // asked between steps; true ends Run with CANCELLED
+};
+
+class Trainer {
+ public:
+  // Fetches the spec, opens the data, builds model and start state. Nothing is joined yet.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Make(const TrainerOptions& options);
+
+  // Joins, trains until the run is finished, writes what was asked for, leaves. The caller leaves
+  // for it when it fails. Errors are those of the parts, with a sentence for the operator;
+  // CANCELLED after `stop`.
+  absl::Status Run();
+
+  const TrainSummary& summary() const { return summary_; }
+  Replica& replica() { return *replica_; }
+
+ private:
+  explicit Trainer(const TrainerOptions& options) : options_(options) {}
+
+  absl::Status Join();
+  // The next round that all ranks of the node contribute to; nullopt: finished.
+  absl::StatusOr<std::optional<v1::RoundOpened>> NextRound();
+  absl::Status Contribute(const v1::RoundOpened& opened);
+  // Applies updates, in order, up to the one of `round`.
+  absl::Status ApplyThrough(uint64_t round);
+  absl::Status Evaluate(RoundReport* report);
+  absl::Status Finish();
+
+  TrainerOptions options_;
+  MonotonicClock clock_;
+  v1::RunSpec spec_;
+  std::string node_;
+  std::unique_ptr<RankData> data_;
+  std::unique_ptr<Replica> replica_;
+  std::unique_ptr<Progress> progress_;  // of rank 0
+  uint64_t applied_round_ = 0;
+  uint64_t step_ = 0;
+  RoundReport report_;  // of the round under way
+  TrainSummary summary_;
+  int64_t started_ms_ = 0;
+};
+
+}  // namespace isthmus
