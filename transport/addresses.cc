@@ -26,9 +26,9 @@ absl::StatusOr<Address> ParseUnix(absl::string_view text) {
   address.unix_path = std::string(text.substr(kUnixPrefix.size()));
   if (address.unix_path.empty()) return Invalid(text, "names no path after 'unix:'");
   if (address.unix_path.size() > kUnixPathBytesMax) {
-    return Invalid(text, absl::StrCat("has a path of ", address.unix_path.size(),
-                                      " bytes; sockets allow ", kUnixPathBytesMax,
-                                      ": choose a shorter folder"));
+    return Invalid(
+        text, absl::StrCat("has a path of ", address.unix_path.size(), " bytes; sockets allow ",
+                           kUnixPathBytesMax, ": choose a shorter folder"));
   }
   for (const char c : address.unix_path) {
     // gRPC reads addresses as URIs, where these have a meaning of their own.
@@ -58,15 +58,16 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text) {
       return Invalid(text, "has no IPv6 address between its brackets");
     }
   } else if (absl::StrContains(host, ":") || absl::StartsWith(text, "[")) {
-    return Invalid(text, "looks like IPv6; write the address in brackets and then the port, for "
-                         "instance [::1]:7070");
+    return Invalid(text,
+                   "looks like IPv6; write the address in brackets and then the port, for "
+                   "instance [::1]:7070");
   }
   if (host.empty()) {
     return Invalid(text, "names no host; write 0.0.0.0:PORT or [::]:PORT for all interfaces");
   }
   if (host.find_first_of(" /\\%?#@[]") != absl::string_view::npos) {
-    return Invalid(text, absl::StrCat("has a character in its host '", host,
-                                      "' that host names do not have"));
+    return Invalid(
+        text, absl::StrCat("has a character in its host '", host, "' that host names do not have"));
   }
   if (port.empty() || port.find_first_not_of("0123456789") != absl::string_view::npos ||
       !absl::SimpleAtoi(port, &address.port) || address.port > kPortMax) {

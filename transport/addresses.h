@@ -14,8 +14,8 @@ struct Address {
   int port = 0;           // 0: any (servers only)
 };
 
-// INVALID_ARGUMENT with a sentence: no port, an IPv6 address without brackets, a socket path that is
-// too long for the system.
+// INVALID_ARGUMENT with a sentence: no port, an IPv6 address without brackets, a socket path that
+// is too long for the system.
 absl::StatusOr<Address> ParseAddress(absl::string_view text);
 
 // The text form again, as both gRPC and ParseAddress read it.

@@ -143,12 +143,12 @@ class ClientImpl final : public Client {
 absl::Status ClientImpl::Explained(const grpc::Status& status) {
   if (calls_.cancelled()) return Cancelled();
   absl::Status result = FromGrpcStatus(status);
-  if (!ReasonOf(result).empty()) return result;
+  if (!ReasonOf(result).empty() || RetryAfterMsOf(result) >= 0) return result;
   switch (result.code()) {
     case absl::StatusCode::kDeadlineExceeded:
+      if (result.message() != "Deadline Exceeded") return result;
       return absl::DeadlineExceededError(absl::StrCat("no answer from ", options_.address,
-                                                      " within ", options_.call_timeout_ms,
-                                                      " ms"));
+                                                      " within ", options_.call_timeout_ms, " ms"));
     case absl::StatusCode::kInternal:
       if (!absl::StrContains(result.message(), "RST_STREAM")) return result;
       break;
@@ -163,23 +163,19 @@ absl::Status ClientImpl::Explained(const grpc::Status& status) {
     default:
       return result;
   }
-  absl::Status named = absl::UnavailableError(
+  return absl::UnavailableError(
       absl::StrCat("connection to ", options_.address, ": ", result.message()));
-  if (const int64_t retry_ms = RetryAfterMsOf(result); retry_ms >= 0) {
-    named = WithRetryAfterMs(std::move(named), retry_ms);
-  }
-  return named;
 }
 
-absl::StatusOr<v1::SubmitResponse> ClientImpl::Submit(
-    const v1::SubmitHeader& header, const std::vector<const std::string*>& pieces,
-    const v1::SubmitEnd& end) {
+absl::StatusOr<v1::SubmitResponse> ClientImpl::Submit(const v1::SubmitHeader& header,
+                                                      const std::vector<const std::string*>& pieces,
+                                                      const v1::SubmitEnd& end) {
   uint64_t payload_bytes = 0;
   for (const std::string* piece : pieces) {
     payload_bytes += piece->size();
     if (piece->size() > kPieceBytesMax) {
-      return absl::InvalidArgumentError(absl::StrCat("a piece has ", piece->size(),
-                                                     " bytes; the limit is ", kPieceBytesMax));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a piece has ", piece->size(), " bytes; the limit is ", kPieceBytesMax));
     }
   }
   Call call(&calls_);
@@ -207,9 +203,9 @@ absl::StatusOr<v1::SubmitResponse> ClientImpl::Submit(
   const grpc::Status status = writer->Finish();
   if (status.ok()) return response;
   if (guard.stalled()) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "the submission of round ", header.round(), " to ", options_.address,
-        " made no progress for ", options_.submit_stall_timeout_ms, " ms"));
+    return absl::DeadlineExceededError(
+        absl::StrCat("the submission of round ", header.round(), " to ", options_.address,
+                     " made no progress for ", options_.submit_stall_timeout_ms, " ms"));
   }
   return Explained(status);
 }

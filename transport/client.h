@@ -34,9 +34,9 @@ class Client {
   virtual absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request) = 0;
   virtual absl::StatusOr<v1::LeaveRunResponse> LeaveRun(const v1::LeaveRunRequest& request) = 0;
 
-  // One try of one submission: header (its payload_bytes is filled in here), pieces, end. The pieces
-  // are copied one at a time. Gives up with DEADLINE_EXCEEDED after submit_stall_timeout_ms without
-  // progress. INVALID_ARGUMENT for a piece over kPieceBytesMax, before anything is sent.
+  // One try of one submission: header (its payload_bytes is filled in here), pieces, end. The
+  // pieces are copied one at a time. Gives up with DEADLINE_EXCEEDED after submit_stall_timeout_ms
+  // without progress. INVALID_ARGUMENT for a piece over kPieceBytesMax, before anything is sent.
   virtual absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitHeader& header,
                                                     const std::vector<const std::string*>& pieces,
                                                     const v1::SubmitEnd& end) = 0;

@@ -14,9 +14,11 @@ namespace isthmus {
 
 // Reasons that a caller acts on, so both ends must spell them alike.
 //
-// FAILED_PRECONDITION: the incarnation sent is not the current one, or its lease has ended. The
-// caller joins again and sends again; any other FAILED_PRECONDITION refuses the submission itself.
-inline constexpr char kReasonStaleIncarnation[] = "STALE_INCARNATION";
+// FAILED_PRECONDITION: the incarnation sent is not the current one, or its lease has ended; or the
+// server does not know the caller (any more). The caller joins again and sends again. Any other
+// FAILED_PRECONDITION refuses the submission itself.
+inline constexpr char kReasonIncarnationFenced[] = "INCARNATION_FENCED";
+inline constexpr char kReasonNotJoined[] = "NOT_JOINED";
 // ALREADY_EXISTS of JoinRun: the node lives under another secret.
 inline constexpr char kReasonNodeAlive[] = "NODE_ALIVE";
 // UNAVAILABLE: this process is stopping.

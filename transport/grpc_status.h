@@ -7,7 +7,8 @@
 
 namespace isthmus {
 
-// A message longer than kStatusMessageBytesMax is cut: it travels in the metadata, which is limited.
+// A message longer than kStatusMessageBytesMax is cut: it travels in the metadata, which is
+// limited.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 // Never fails: details that do not parse are left out, an error without a text gets one.

@@ -67,8 +67,8 @@ absl::StatusOr<std::vector<Address>> ProbeTcp(const Address& address) {
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const std::string text = AddressText(address);
-  if (const int error = getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(),
-                                    &hints, &found);
+  if (const int error =
+          getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found);
       error != 0) {
     return absl::UnavailableError(
         absl::StrCat("the host of address ", text, " is not known here: ", gai_strerror(error)));
@@ -101,9 +101,9 @@ absl::Status PrepareUnixPath(const std::string& path) {
     const size_t slash = path.rfind('/');
     const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
     if (error == ENOENT && access(folder.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
-    return absl::UnavailableError(
-        absl::StrCat("cannot make the socket ", path, ": ", std::strerror(errno),
-                     "; its folder must exist and be writable"));
+    return absl::UnavailableError(absl::StrCat("cannot make the socket ", path, ": ",
+                                               std::strerror(errno),
+                                               "; its folder must exist and be writable"));
   }
   if (!S_ISSOCK(info.st_mode)) {
     return absl::FailedPreconditionError(
@@ -115,9 +115,8 @@ absl::Status PrepareUnixPath(const std::string& path) {
   }
   absl::Cleanup close_fd = [fd] { close(fd); };
   const sockaddr_un name = UnixName(path);
-  const bool refused =
-      connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0 &&
-      errno == ECONNREFUSED;
+  const bool refused = connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0 &&
+                       errno == ECONNREFUSED;
   // Any other outcome (connected, queue full, not permitted) means that somebody may be there.
   if (!refused) return CannotListen(absl::StrCat("unix:", path), EADDRINUSE);
   if (unlink(path.c_str()) != 0) {

@@ -1,5 +1,5 @@
-// What must be known of an address before gRPC listens there. gRPC answers "0" for every failure and
-// replaces any unix socket, in use or not; here the reasons become sentences.
+// What must be known of an address before gRPC listens there. gRPC answers "0" for every failure
+// and replaces any unix socket, in use or not; here the reasons become sentences.
 #pragma once
 
 #include <string>
@@ -11,15 +11,15 @@
 
 namespace isthmus {
 
-// The numeric addresses to listen on for a TCP address: a name may stand for several, and those this
-// machine does not have (IPv6 on an IPv4-only host) are left out. With port 0 only one is returned,
-// since the others could not have the same port.
-// UNAVAILABLE, naming the address: in use, not of this machine, or a name that does not resolve.
+// The numeric addresses to listen on for a TCP address: a name may stand for several, and those
+// this machine does not have (IPv6 on an IPv4-only host) are left out. With port 0 only one is
+// returned, since the others could not have the same port. UNAVAILABLE, naming the address: in use,
+// not of this machine, or a name that does not resolve.
 absl::StatusOr<std::vector<Address>> ProbeTcp(const Address& address);
 
 // Removes the socket file of a process that is gone.
-// UNAVAILABLE: a process listens there, or the folder is missing. FAILED_PRECONDITION: the path is a
-// file of another kind, which is left alone.
+// UNAVAILABLE: a process listens there, or the folder is missing. FAILED_PRECONDITION: the path is
+// a file of another kind, which is left alone.
 absl::Status PrepareUnixPath(const std::string& path);
 
 // A socket file that this process made; removed by Remove, if it is still the same one.

@@ -165,7 +165,8 @@ absl::Status GrpcServerImpl::CheckBound() {
 
 absl::Status GrpcServerImpl::Start(const GrpcServerOptions& options) {
   static const bool health_enabled = [] {
-    grpc::EnableDefaultHealthCheckService(true);  // for all servers of this process; not thread-safe
+    grpc::EnableDefaultHealthCheckService(
+        true);  // for all servers of this process; not thread-safe
     return true;
   }();
   ISTHMUS_CHECK(health_enabled);

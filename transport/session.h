@@ -3,7 +3,8 @@
 //
 // Order of what a listener sees: OnJoined, then for each round OnOpened(r), OnUpdate(r), ...
 // without gaps or repeats, whatever happened to connections in between; OnFinished or OnEnded last.
-// All on one thread of the session, one at a time. A listener must not block for long.
+// One call at a time, on threads of the session; `refused` of Submit counts as one of them. A
+// listener must not block for long, nor end the session from inside a call.
 //
 // Retries: every error of transport/errors.h IsRetryable, and lost connections, with Backoff, for
 // ever; each wait is told to OnWaiting in a sentence when it changes. Other errors end the session.

@@ -46,8 +46,9 @@ absl::Status SubmitReactor::Take(v1::SubmitRequest* request) {
 
 absl::Status SubmitReactor::TakeHeader(const v1::SubmitHeader& header) {
   if (sink_ != nullptr) {
-    return absl::InvalidArgumentError("a second header came; a submission has one, as its first "
-                                      "message");
+    return absl::InvalidArgumentError(
+        "a second header came; a submission has one, as its first "
+        "message");
   }
   payload_bytes_ = header.payload_bytes();
   abstains_ = !header.abstain_reason().empty();
@@ -64,8 +65,8 @@ absl::Status SubmitReactor::TakePiece(std::string piece) {
   if (sink_ == nullptr) return absl::InvalidArgumentError("a piece came before the header");
   if (abstains_) return absl::InvalidArgumentError("a piece came after a header that abstains");
   if (piece.size() > kPieceBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("a piece has ", piece.size(),
-                                                   " bytes; the limit is ", kPieceBytesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a piece has ", piece.size(), " bytes; the limit is ", kPieceBytesMax));
   }
   received_bytes_ += piece.size();
   if (received_bytes_ > payload_bytes_) {

@@ -1,6 +1,6 @@
-// One WatchUpdates call on the server: takes events from the host's WatchQueue and writes them one at
-// a time. A slow reader therefore holds one message here and one flow-control window in gRPC; the
-// rest waits in the queue, which has a limit.
+// One WatchUpdates call on the server: takes events from the host's WatchQueue and writes them one
+// at a time. A slow reader therefore holds one message here and one flow-control window in gRPC;
+// the rest waits in the queue, which has a limit.
 #pragma once
 
 #include <memory>

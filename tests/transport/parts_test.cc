@@ -73,8 +73,8 @@ TEST(ErrorsTest, ReasonAndRetryRoundTrip) {
 }
 
 TEST(ErrorsTest, WhatAStrangerSendsIsStillAStatus) {
-  const absl::Status garbage = FromGrpcStatus(
-      grpc::Status(grpc::StatusCode::NOT_FOUND, "text", std::string(64, '\xff')));
+  const absl::Status garbage =
+      FromGrpcStatus(grpc::Status(grpc::StatusCode::NOT_FOUND, "text", std::string(64, '\xff')));
   EXPECT_EQ(garbage, absl::NotFoundError("text"));
   EXPECT_THAT(std::string(FromGrpcStatus(grpc::Status(grpc::StatusCode::INTERNAL, "")).message()),
               HasSubstr("did not decode"));

@@ -45,8 +45,8 @@ class RawSubmitTest : public ::testing::Test {
     server_ = *std::move(server);
     grpc::ChannelArguments arguments;
     arguments.SetMaxSendMessageSize(INT_MAX);
-    stub_ = v1::CoordinatorService::NewStub(grpc::CreateCustomChannel(
-        folder_.Socket(), grpc::InsecureChannelCredentials(), arguments));
+    stub_ = v1::CoordinatorService::NewStub(
+        grpc::CreateCustomChannel(folder_.Socket(), grpc::InsecureChannelCredentials(), arguments));
   }
 
   grpc::Status Send(const std::vector<v1::SubmitRequest>& messages) {
@@ -113,8 +113,7 @@ TEST_F(RawSubmitTest, AMessageOverTheLimitIsRefusedWithItsSize) {
 }
 
 TEST_F(RawSubmitTest, BytesThatAreNoMessageAreRefused) {
-  grpc::GenericStub stub(
-      grpc::CreateChannel(folder_.Socket(), grpc::InsecureChannelCredentials()));
+  grpc::GenericStub stub(grpc::CreateChannel(folder_.Socket(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   grpc::CompletionQueue queue;
   const auto call = stub.PrepareCall(&context, "/isthmus.v1.CoordinatorService/Submit", &queue);

@@ -201,8 +201,7 @@ TEST(ServerTest, CaseC7ShutdownWithOpenStreamsReturnsInTime) {
   name.sin_port = htons(static_cast<uint16_t>(ParseAddress(address)->port));
   name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   ASSERT_EQ(connect(mute, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
-  ASSERT_TRUE(
-      host.WaitFor([&] { return host.queues().size() == 4 && host.pieces().size() == 1; }));
+  ASSERT_TRUE(host.WaitFor([&] { return host.queues().size() == 4 && host.pieces().size() == 1; }));
 
   const auto begin = std::chrono::steady_clock::now();
   server->Shutdown(kDrainMs);

@@ -1,0 +1,95 @@
+#include "transport/outbox.h"
+
+#include <utility>
+
+namespace isthmus {
+namespace {
+
+// Whether `held` shows all of `submission`, computed under the same attempt.
+bool Covers(const v1::HeldContribution& held, const Submission& submission) {
+  if (held.round() != submission.round || held.attempt() != submission.attempt) return false;
+  if (held.complete()) return true;
+  if (submission.ranges.empty()) return false;  // an abstention shows in `complete` only
+  for (const v1::ChunkRange& wanted : submission.ranges) {
+    bool inside = false;
+    for (const v1::ChunkRange& range : held.ranges()) {
+      inside |= range.begin() <= wanted.begin() && wanted.end() <= range.end();
+    }
+    if (!inside) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void Outbox::Put(std::shared_ptr<const Submission> submission, Refused refused) {
+  Entry entry;
+  entry.submission = std::move(submission);
+  entry.refused = std::move(refused);
+  entry.number = ++last_number_;
+  const uint64_t round = entry.submission->round;
+  entries_[round] = std::move(entry);
+}
+
+void Outbox::Settle(uint64_t round) {
+  entries_.erase(entries_.begin(), entries_.upper_bound(round));
+}
+
+std::optional<Outbox::Ticket> Outbox::Next() {
+  for (auto& [round, entry] : entries_) {
+    if (entry.state != State::kToSend) continue;
+    entry.state = State::kUnderWay;
+    entry.unsure = false;
+    if (entry.sent_before) ++resends_;
+    entry.sent_before = true;
+    return Ticket{entry.submission, entry.number};
+  }
+  return std::nullopt;
+}
+
+Outbox::Entry* Outbox::Find(const Ticket& ticket) {
+  const auto found = entries_.find(ticket.submission->round);
+  if (found == entries_.end() || found->second.number != ticket.number) return nullptr;
+  return &found->second;
+}
+
+void Outbox::Held(const Ticket& ticket) {
+  Entry* entry = Find(ticket);
+  if (entry != nullptr) entry->state = entry->unsure ? State::kToSend : State::kHeld;
+}
+
+void Outbox::Again(const Ticket& ticket) {
+  Entry* entry = Find(ticket);
+  if (entry != nullptr) entry->state = State::kToSend;
+}
+
+Outbox::Refused Outbox::Refuse(const Ticket& ticket, uint64_t incarnation) {
+  Entry* entry = Find(ticket);
+  if (entry == nullptr) return nullptr;
+  entry->state = State::kRefused;
+  entry->refused_incarnation = incarnation;
+  return std::exchange(entry->refused, nullptr);
+}
+
+void Outbox::WatchStarted(const v1::WatchStart& start, uint64_t incarnation) {
+  for (auto& [round, entry] : entries_) {
+    bool held = false;
+    for (const v1::HeldContribution& one : start.held()) held |= Covers(one, *entry.submission);
+    switch (entry.state) {
+      case State::kUnderWay:
+        entry.unsure = !held;
+        break;
+      case State::kRefused:
+        if (entry.refused_incarnation != 0 && entry.refused_incarnation != incarnation) {
+          entry.state = State::kToSend;
+        }
+        break;
+      case State::kToSend:
+      case State::kHeld:
+        entry.state = held ? State::kHeld : State::kToSend;
+        break;
+    }
+  }
+}
+
+}  // namespace isthmus

@@ -1,0 +1,67 @@
+// The submissions of a session that are not settled, and which to send next. No threads, no time:
+// the session asks under its mutex.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "isthmus/v1/coordinator.pb.h"
+#include "transport/session.h"
+
+namespace isthmus {
+
+class Outbox {
+ public:
+  using Refused = std::function<void(const absl::Status&)>;
+
+  // Replaces what is there for its round.
+  void Put(std::shared_ptr<const Submission> submission, Refused refused);
+  // Rounds up to this one are settled.
+  void Settle(uint64_t round);
+
+  // What to send now: the lowest round that the server does not hold; it counts as under way until
+  // one of the outcomes below is told. One at a time.
+  struct Ticket {
+    std::shared_ptr<const Submission> submission;
+    uint64_t number = 0;  // names the submission, as others may replace it meanwhile
+  };
+  std::optional<Ticket> Next();
+
+  // Outcomes. There was a receipt.
+  void Held(const Ticket& ticket);
+  // To be sent again.
+  void Again(const Ticket& ticket);
+  // The round goes on without it. Returns whom to tell, which is nobody the second time. A refusal
+  // for the sake of the incarnation (`incarnation` 0: none) is forgotten under another one.
+  Refused Refuse(const Ticket& ticket, uint64_t incarnation);
+
+  // A new watch began and says what the server holds: what it does not hold is sent again.
+  void WatchStarted(const v1::WatchStart& start, uint64_t incarnation);
+
+  uint64_t resends() const { return resends_; }
+
+ private:
+  enum class State { kToSend, kUnderWay, kHeld, kRefused };
+  struct Entry {
+    std::shared_ptr<const Submission> submission;
+    Refused refused;
+    uint64_t number = 0;
+    State state = State::kToSend;
+    bool sent_before = false;
+    // A watch began while it was under way: its receipt may be of a server that is gone.
+    bool unsure = false;
+    uint64_t refused_incarnation = 0;
+  };
+
+  Entry* Find(const Ticket& ticket);
+
+  std::map<uint64_t, Entry> entries_;  // by round
+  uint64_t last_number_ = 0;
+  uint64_t resends_ = 0;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,116 @@
+#include "transport/session.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "transport/errors.h"
+#include "transport/session_impl.h"
+
+namespace isthmus {
+
+// The server does not know the caller's incarnation (any more).
+bool AsksToJoinAgain(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  return status.code() == absl::StatusCode::kNotFound || reason == kReasonIncarnationFenced ||
+         reason == kReasonNotJoined;
+}
+
+SessionImpl::SessionImpl(const SessionOptions& options)
+    : options_(options),
+      notifier_(options.listener),
+      reader_({options.join.last_round(), options.join.last_update_sha256()}),
+      watch_backoff_(options.backoff_seed),
+      send_backoff_(options.backoff_seed + 1),
+      acknowledged_({options.join.last_round(), options.join.last_update_sha256()}),
+      attempt_(options.join.attempt()) {}
+
+absl::Status SessionImpl::Start() {
+  ISTHMUS_ASSIGN_OR_RETURN(client_, Client::Make(options_.client));
+  threads_.emplace_back([this] { WatchLoop(); });
+  threads_.emplace_back([this] { SendLoop(); });
+  if (is_node()) threads_.emplace_back([this] { BeatLoop(); });
+  return absl::OkStatus();
+}
+
+void SessionImpl::Submit(std::shared_ptr<const Submission> submission,
+                         std::function<void(const absl::Status&)> refused) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  outbox_.Put(std::move(submission), std::move(refused));
+  changed_.notify_all();
+}
+
+void SessionImpl::Acknowledge(uint64_t round, const std::string& update_sha256) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISTHMUS_CHECK(round >= acknowledged_.round);
+  acknowledged_ = {round, update_sha256};
+}
+
+void SessionImpl::SetWaitingFor(const std::string& sentence) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  waiting_for_ = sentence.substr(0, kReasonBytesMax);
+}
+
+SessionCounters SessionImpl::counters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SessionCounters counters = counters_;
+  counters.resends = outbox_.resends();
+  return counters;
+}
+
+void SessionImpl::Leave(const std::string& reason) {
+  std::shared_ptr<Client> client;
+  v1::LeaveRunRequest request;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leaving_ = true;  // the server will end the watch, and nothing shall join again
+    changed_.notify_all();
+    if (admitted_) client = client_;
+    request.set_run(joined_.spec().run());
+    request.set_node(joined_.node());
+    request.set_role(options_.join.role());
+    request.set_rank(options_.join.rank().rank());
+    request.set_incarnation(joined_.incarnation());
+    request.set_reason(reason.substr(0, kReasonBytesMax));
+  }
+  if (client != nullptr) {
+    const auto left = client->LeaveRun(request);
+    if (!left.ok()) LogWarning("could not leave", {{"why", std::string(left.status().message())}});
+  }
+  Stop();
+}
+
+void SessionImpl::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    Disconnect();
+  }
+  notifier_.Stop();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+void SessionImpl::Disconnect() {
+  watching_ = false;
+  admitted_ = false;
+  if (client_ != nullptr) client_->Cancel();
+  changed_.notify_all();
+}
+
+void SessionImpl::EndWith(const absl::Status& status) {
+  if (!fatal_.ok()) return;
+  fatal_ = status;
+  Disconnect();
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Start(const SessionOptions& options) {
+  ISTHMUS_CHECK(options.listener != nullptr);
+  auto session = std::make_unique<SessionImpl>(options);
+  ISTHMUS_RETURN_IF_ERROR(session->Start());
+  return std::unique_ptr<Session>(std::move(session));
+}
+
+}  // namespace isthmus

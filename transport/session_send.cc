@@ -1,0 +1,140 @@
+// The send thread and the beat thread: what goes up.
+#include <algorithm>
+#include <utility>
+
+#include "base/limits.h"
+#include "transport/errors.h"
+#include "transport/session_impl.h"
+
+namespace isthmus {
+namespace {
+
+// For a server whose spec does not say; ours always does.
+constexpr uint32_t kHeartbeatFallbackMs = 3000;
+
+}  // namespace
+
+void SessionImpl::SendLoop() {
+  Lock lock(mutex_);
+  while (!over()) {
+    std::optional<Outbox::Ticket> ticket;
+    if (watching_) ticket = outbox_.Next();
+    if (!ticket.has_value()) {
+      changed_.wait(lock);  // for a submission, or for a watch to begin
+      continue;
+    }
+    const v1::SubmitHeader header = Header(*ticket->submission);
+    const std::shared_ptr<Client> client = client_;
+    lock.unlock();
+    std::vector<const std::string*> pieces;
+    for (const std::string& piece : ticket->submission->pieces) pieces.push_back(&piece);
+    v1::SubmitEnd end;
+    end.set_digest(ticket->submission->digest);
+    const absl::Status status = client->Submit(header, pieces, end).status();
+    lock.lock();
+    Outbox::Refused refused;
+    const int64_t delay_ms = Conclude(*ticket, header.incarnation(), status, &refused);
+    lock.unlock();
+    notifier_.Waiting(SessionNotifier::kSubmission,
+                      delay_ms > 0 ? std::string(status.message()) : "");
+    if (refused) notifier_.Call([&](SessionListener*) { refused(status); });
+    lock.lock();
+    if (delay_ms > 0) changed_.wait_for(lock, Milliseconds(delay_ms), [this] { return over(); });
+  }
+}
+
+v1::SubmitHeader SessionImpl::Header(const Submission& submission) const {
+  v1::SubmitHeader header;
+  header.set_run(joined_.spec().run());
+  header.set_node(joined_.node());
+  header.set_role(options_.join.role());
+  header.set_rank(options_.join.rank().rank());
+  header.set_round(submission.round);
+  header.set_base_round(submission.base_round);
+  header.set_incarnation(joined_.incarnation());
+  header.set_attempt(submission.attempt);
+  for (const v1::ChunkRange& range : submission.ranges) *header.add_ranges() = range;
+  header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
+  header.set_tokens(submission.tokens);
+  header.set_steps(submission.steps);
+  header.set_digest(submission.digest);
+  header.set_acknowledged_round(acknowledged_.round);
+  header.set_abstain_reason(submission.abstain_reason.substr(0, kReasonBytesMax));
+  return header;
+}
+
+int64_t SessionImpl::Conclude(const Outbox::Ticket& ticket, uint64_t incarnation,
+                              const absl::Status& status, Outbox::Refused* refused) {
+  if (status.ok()) {
+    for (const std::string& piece : ticket.submission->pieces) counters_.bytes_up += piece.size();
+    send_backoff_.Reset();
+    outbox_.Held(ticket);
+    return 0;
+  }
+  const bool is_stale = incarnation != joined_.incarnation() || !admitted_;
+  switch (status.code()) {
+    case absl::StatusCode::kCancelled:  // by us: the connection was given up
+      outbox_.Again(ticket);
+      return 0;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+      *refused = outbox_.Refuse(ticket, 0);
+      return 0;
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kNotFound:
+      if (is_stale) {
+        outbox_.Again(ticket);  // when the next watch begins
+      } else if (AsksToJoinAgain(status)) {
+        outbox_.Again(ticket);
+        join_again_ = true;
+        Disconnect();
+      } else {
+        *refused = outbox_.Refuse(ticket, incarnation);
+      }
+      return 0;
+    default:
+      break;
+  }
+  if (!IsRetryable(status)) {
+    EndWith(status);
+    return 0;
+  }
+  outbox_.Again(ticket);
+  return send_backoff_.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(status), 0));
+}
+
+void SessionImpl::BeatLoop() {
+  Lock lock(mutex_);
+  while (!over()) {
+    changed_.wait(lock, [this] { return over() || admitted_; });
+    const uint32_t spec_ms = joined_.spec().timing().heartbeat_ms();
+    const Milliseconds interval(spec_ms > 0 ? spec_ms : kHeartbeatFallbackMs);
+    changed_.wait_for(lock, interval, [this] { return over(); });
+    if (admitted_ && !over()) Beat(&lock);
+  }
+}
+
+void SessionImpl::Beat(Lock* lock) {
+  v1::HeartbeatRequest request;
+  request.set_run(joined_.spec().run());
+  request.set_node(joined_.node());
+  request.set_incarnation(joined_.incarnation());
+  request.set_acknowledged_round(acknowledged_.round);
+  request.set_waiting_for(waiting_for_);
+  const std::shared_ptr<Client> client = client_;
+  lock->unlock();
+  const auto answer = client->Heartbeat(request);
+  if (answer.ok()) notifier_.Waiting(SessionNotifier::kServer, answer->waiting_for());
+  lock->lock();
+  const bool is_current = admitted_ && request.incarnation() == joined_.incarnation();
+  if (answer.ok() || !is_current) return;
+  const absl::StatusCode code = answer.status().code();
+  if (code == absl::StatusCode::kFailedPrecondition || code == absl::StatusCode::kNotFound) {
+    join_again_ = true;
+    Disconnect();
+  }
+  // Any other failure shows on the watch too, which decides.
+}
+
+}  // namespace isthmus

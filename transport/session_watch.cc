@@ -1,0 +1,179 @@
+// The watch thread: joins, reads what happens, and comes back after a lost connection.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+#include "transport/errors.h"
+#include "transport/session_impl.h"
+
+namespace isthmus {
+namespace {
+
+// The connection broke, as opposed to a server that answered.
+bool IsConnectionLost(const absl::Status& status) {
+  return (status.code() == absl::StatusCode::kUnavailable ||
+          status.code() == absl::StatusCode::kDeadlineExceeded) &&
+         ReasonOf(status).empty() && RetryAfterMsOf(status) < 0;
+}
+
+}  // namespace
+
+void SessionImpl::WatchLoop() {
+  absl::Status last;
+  while (const std::shared_ptr<Client> client = ClientForNextTry(last)) {
+    bool joined = false;
+    last = JoinAndWatch(client.get(), &joined);
+    const bool is_fatal = IsFatal(last, joined);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      watching_ = false;
+      admitted_ = false;
+      if (finished_ || over()) break;
+      if (is_fatal) {
+        EndWith(last);
+        break;
+      }
+    }
+    Wait(last);
+  }
+  absl::Status fatal;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_ || leaving_ || finished_) return;
+    fatal = fatal_;
+  }
+  notifier_.End([&fatal](SessionListener* listener) { listener->OnEnded(fatal); });
+}
+
+// Null when the session is over. After a lost connection a new one is made, so that only our own
+// delays decide when to try again.
+std::shared_ptr<Client> SessionImpl::ClientForNextTry(const absl::Status& last) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (over()) return nullptr;
+  if (join_again_ || IsConnectionLost(last)) {
+    client_->Cancel();
+    auto client = Client::Make(options_.client);
+    ISTHMUS_CHECK(client.ok());  // the address has been parsed before
+    client_ = *std::move(client);
+    join_again_ = false;
+  }
+  return client_;
+}
+
+absl::Status SessionImpl::JoinAndWatch(Client* client, bool* joined) {
+  v1::JoinRunRequest request = options_.join;
+  RoundHash after;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    after = acknowledged_;
+    request.set_attempt(attempt_);
+  }
+  request.set_last_round(after.round);
+  request.set_last_update_sha256(after.sha256);
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse response, client->JoinRun(request));
+  *joined = true;
+  other_owner_since_.reset();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (over()) return absl::CancelledError("the session ends");
+    joined_ = response;
+    attempt_ = response.attempt();
+    admitted_ = true;
+    changed_.notify_all();
+  }
+  notifier_.Call([&response](SessionListener* listener) { listener->OnJoined(response); });
+  watch_began_ = Steady::now();
+  reader_.StartWatch(after, is_node());
+  return client->Watch(WatchRequest(response, after),
+                       [this](v1::WatchUpdatesResponse& event) { return OnEvent(&event); });
+}
+
+v1::WatchUpdatesRequest SessionImpl::WatchRequest(const v1::JoinRunResponse& joined,
+                                                  const RoundHash& after) {
+  v1::WatchUpdatesRequest request;
+  request.set_run(joined.spec().run());
+  request.set_node(joined.node());
+  request.set_role(options_.join.role());
+  request.set_rank(options_.join.rank().rank());
+  request.set_incarnation(joined.incarnation());
+  request.set_last_round(after.round);
+  request.set_last_update_sha256(after.sha256);
+  *request.mutable_ranges() = options_.join.rank().ranges();
+  return request;
+}
+
+absl::Status SessionImpl::OnEvent(v1::WatchUpdatesResponse* event) {
+  absl::StatusOr<UpdateReader::News> news = reader_.Take(event);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (over() || join_again_) return absl::CancelledError("the connection is given up");
+    counters_.bytes_down = reader_.bytes();
+    if (!news.ok()) {
+      EndWith(news.status());
+      return news.status();
+    }
+    if (news->start.has_value()) {
+      watching_ = true;
+      ++counters_.connects;
+      outbox_.WatchStarted(*news->start, joined_.incarnation());
+      changed_.notify_all();
+    }
+    if (news->update != nullptr) outbox_.Settle(news->update->record.round());
+    if (news->finished.has_value()) finished_ = true;
+  }
+  if (news->start.has_value()) notifier_.Waiting(SessionNotifier::kConnection, "");
+  if (news->opened.has_value()) {
+    notifier_.Call([&](SessionListener* listener) { listener->OnOpened(*news->opened); });
+  }
+  if (news->update != nullptr) {
+    watch_backoff_.Reset();
+    notifier_.Waiting(SessionNotifier::kSubmission, "");
+    notifier_.Waiting(SessionNotifier::kServer, "");
+    notifier_.Call([&](SessionListener* listener) { listener->OnUpdate(news->update); });
+  }
+  if (news->finished.has_value()) {
+    // The watch stays open until we leave: to a server its end would look like a death.
+    notifier_.End([&](SessionListener* listener) { listener->OnFinished(*news->finished); });
+  }
+  return absl::OkStatus();
+}
+
+bool SessionImpl::IsFatal(const absl::Status& status, bool joined) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (join_again_) return false;
+  }
+  if (IsRetryable(status)) return false;
+  if (joined) {
+    return status.code() != absl::StatusCode::kFailedPrecondition && !AsksToJoinAgain(status);
+  }
+  const int64_t retry_ms = RetryAfterMsOf(status);
+  if (status.code() != absl::StatusCode::kAlreadyExists || retry_ms < 0) return true;
+  // Another owner of our name. If it is dead its lease ends soon; a live one renews it for ever.
+  const Steady::time_point now = Steady::now();
+  if (!other_owner_since_.has_value()) other_owner_since_ = now;
+  return now - *other_owner_since_ >= Milliseconds(2 * retry_ms);
+}
+
+// Before the next try, telling the listener why.
+void SessionImpl::Wait(const absl::Status& why) {
+  if (watch_began_.has_value() && Steady::now() - *watch_began_ >= Milliseconds(kBackoffMaxMs)) {
+    watch_backoff_.Reset();  // the connection was good for a while
+  }
+  watch_began_.reset();
+  const int64_t retry_ms = RetryAfterMsOf(why);
+  if (retry_ms >= 0) watch_backoff_.Reset();  // the server lives and says when to come back
+  const Milliseconds delay(watch_backoff_.NextDelayMs(std::max<int64_t>(retry_ms, 0)));
+  Lock lock(mutex_);
+  const bool join_again = join_again_;
+  lock.unlock();
+  notifier_.Waiting(SessionNotifier::kConnection, join_again
+                                                      ? "joining again, as the server asks for it"
+                                                      : std::string(why.message()));
+  lock.lock();
+  changed_.wait_for(lock, delay, [this] { return over(); });
+}
+
+}  // namespace isthmus
