@@ -192,6 +192,7 @@ absl::StatusOr<v1::SubmitResponse> ClientImpl::Submit(const v1::SubmitHeader& he
   bool open = writer->Write(request);
   for (size_t i = 0; open && i < pieces.size(); ++i) {
     request.mutable_piece()->set_data(*pieces[i]);
+    if (options_.piece_bytes_sent != nullptr) *options_.piece_bytes_sent += pieces[i]->size();
     open = writer->Write(request);
     guard.Progress();
   }

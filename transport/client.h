@@ -3,6 +3,8 @@
 // contribution. Blocking calls with deadlines; safe from several threads. gRPC stays in the .cc.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,6 +21,8 @@ struct ClientOptions {
   std::string address;  // "HOST:PORT" or "unix:PATH"
   int call_timeout_ms = kCallTimeoutMs;
   int submit_stall_timeout_ms = kSubmitStallTimeoutMs;
+  // Not null: counts the bytes of pieces as they are handed to the connection. Outlives the client.
+  std::atomic<uint64_t>* piece_bytes_sent = nullptr;
 };
 
 // Errors of all calls carry reason and retry delay (transport/errors.h). A connection that fails or

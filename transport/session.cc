@@ -20,15 +20,18 @@ bool AsksToJoinAgain(const absl::Status& status) {
 
 SessionImpl::SessionImpl(const SessionOptions& options)
     : options_(options),
+      client_options_(options.client),
       notifier_(options.listener),
       reader_({options.join.last_round(), options.join.last_update_sha256()}),
       watch_backoff_(options.backoff_seed),
       send_backoff_(options.backoff_seed + 1),
       acknowledged_({options.join.last_round(), options.join.last_update_sha256()}),
-      attempt_(options.join.attempt()) {}
+      attempt_(options.join.attempt()) {
+  client_options_.piece_bytes_sent = &bytes_up_;
+}
 
 absl::Status SessionImpl::Start() {
-  ISTHMUS_ASSIGN_OR_RETURN(client_, Client::Make(options_.client));
+  ISTHMUS_ASSIGN_OR_RETURN(client_, Client::Make(client_options_));
   threads_.emplace_back([this] { WatchLoop(); });
   threads_.emplace_back([this] { SendLoop(); });
   if (is_node()) threads_.emplace_back([this] { BeatLoop(); });
@@ -56,6 +59,7 @@ void SessionImpl::SetWaitingFor(const std::string& sentence) {
 SessionCounters SessionImpl::counters() const {
   std::lock_guard<std::mutex> lock(mutex_);
   SessionCounters counters = counters_;
+  counters.bytes_up = bytes_up_;
   counters.resends = outbox_.resends();
   return counters;
 }

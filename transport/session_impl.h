@@ -8,8 +8,10 @@
 // One mutex guards what they share; no call to the server or to the listener is made under it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -72,6 +74,8 @@ class SessionImpl final : public Session {
   void Beat(Lock* lock);
 
   const SessionOptions options_;
+  ClientOptions client_options_;
+  std::atomic<uint64_t> bytes_up_{0};
   SessionNotifier notifier_;
   UpdateReader reader_;  // watch thread only, as the next three
   Backoff watch_backoff_;

@@ -66,7 +66,6 @@ v1::SubmitHeader SessionImpl::Header(const Submission& submission) const {
 int64_t SessionImpl::Conclude(const Outbox::Ticket& ticket, uint64_t incarnation,
                               const absl::Status& status, Outbox::Refused* refused) {
   if (status.ok()) {
-    for (const std::string& piece : ticket.submission->pieces) counters_.bytes_up += piece.size();
     send_backoff_.Reset();
     outbox_.Held(ticket);
     return 0;

@@ -54,7 +54,7 @@ std::shared_ptr<Client> SessionImpl::ClientForNextTry(const absl::Status& last) 
   if (over()) return nullptr;
   if (join_again_ || IsConnectionLost(last)) {
     client_->Cancel();
-    auto client = Client::Make(options_.client);
+    auto client = Client::Make(client_options_);
     ISTHMUS_CHECK(client.ok());  // the address has been parsed before
     client_ = *std::move(client);
     join_again_ = false;
