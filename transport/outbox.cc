@@ -28,6 +28,7 @@ void Outbox::Put(std::shared_ptr<const Submission> submission, Refused refused) 
   entry.refused = std::move(refused);
   entry.number = ++last_number_;
   const uint64_t round = entry.submission->round;
+  if (round <= committed_round_) entry.state = State::kHeld;
   entries_[round] = std::move(entry);
 }
 
@@ -66,14 +67,19 @@ void Outbox::Again(const Ticket& ticket) {
 Outbox::Refused Outbox::Refuse(const Ticket& ticket, uint64_t incarnation) {
   Entry* entry = Find(ticket);
   if (entry == nullptr) return nullptr;
+  if (ticket.submission->round <= committed_round_) {
+    entry->state = State::kHeld;
+    return nullptr;
+  }
   entry->state = State::kRefused;
   entry->refused_incarnation = incarnation;
   return std::exchange(entry->refused, nullptr);
 }
 
 void Outbox::WatchStarted(const v1::WatchStart& start, uint64_t incarnation) {
+  committed_round_ = start.committed_round();
   for (auto& [round, entry] : entries_) {
-    bool held = false;
+    bool held = round <= committed_round_;
     for (const v1::HeldContribution& one : start.held()) held |= Covers(one, *entry.submission);
     switch (entry.state) {
       case State::kUnderWay:

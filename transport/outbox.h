@@ -18,7 +18,8 @@ class Outbox {
  public:
   using Refused = std::function<void(const absl::Status&)>;
 
-  // Replaces what is there for its round.
+  // Replaces what is there for its round. Not sent when the round is known to be committed: its
+  // update is on its way.
   void Put(std::shared_ptr<const Submission> submission, Refused refused);
   // Rounds up to this one are settled.
   void Settle(uint64_t round);
@@ -35,8 +36,9 @@ class Outbox {
   void Held(const Ticket& ticket);
   // To be sent again.
   void Again(const Ticket& ticket);
-  // The round goes on without it. Returns whom to tell, which is nobody the second time. A refusal
-  // for the sake of the incarnation (`incarnation` 0: none) is forgotten under another one.
+  // The round goes on without it. Returns whom to tell, which is nobody the second time, or when
+  // the round is committed, perhaps with it (its receipt was lost): the update says. A refusal for
+  // the sake of the incarnation (`incarnation` 0: none) is forgotten under another one.
   Refused Refuse(const Ticket& ticket, uint64_t incarnation);
 
   // A new watch began and says what the server holds: what it does not hold is sent again.
@@ -45,7 +47,7 @@ class Outbox {
   uint64_t resends() const { return resends_; }
 
  private:
-  enum class State { kToSend, kUnderWay, kHeld, kRefused };
+  enum class State { kToSend, kUnderWay, kHeld, kRefused };  // held: or committed
   struct Entry {
     std::shared_ptr<const Submission> submission;
     Refused refused;
@@ -60,6 +62,7 @@ class Outbox {
   Entry* Find(const Ticket& ticket);
 
   std::map<uint64_t, Entry> entries_;  // by round
+  uint64_t committed_round_ = 0;       // at the begin of the last watch
   uint64_t last_number_ = 0;
   uint64_t resends_ = 0;
 };

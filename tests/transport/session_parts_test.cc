@@ -100,6 +100,22 @@ TEST(OutboxTest, AReceiptFromBeforeANewWatchProvesNothing) {
   EXPECT_TRUE(outbox.Next().has_value());
 }
 
+TEST(OutboxTest, WhatIsCommittedIsNeitherSentNorRefused) {
+  Outbox outbox;
+  bool told = false;
+  const auto refused = [&](const absl::Status&) { told = true; };
+  outbox.Put(Contribution(3), refused);
+  const auto under_way = outbox.Next();
+  outbox.Put(Contribution(4), refused);
+  v1::WatchStart start;
+  start.set_committed_round(4);
+  outbox.WatchStarted(start, 1);
+  EXPECT_EQ(outbox.Refuse(*under_way, 0), nullptr);
+  outbox.Put(Contribution(4, 2), refused);
+  EXPECT_FALSE(outbox.Next().has_value());
+  EXPECT_FALSE(told);
+}
+
 TEST(OutboxTest, ARefusalIsToldOnceAndForgottenUnderANewIncarnation) {
   Outbox outbox;
   int told = 0;
