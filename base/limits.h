@@ -76,6 +76,9 @@ inline constexpr int kConcurrentStreamsMax = 32;
 // --- Files of the trainer. Names and shapes of the largest model allowed, with room for a comment.
 inline constexpr size_t kSafetensorsHeaderBytesMax = size_t{100} << 20;
 inline constexpr int kDataFilesMax = 4096;
+inline constexpr int kTrainerThreadsMax = 1024;
+// Each byte of a sample is a forward pass.
+inline constexpr int kSampleBytesMax = 100000;
 // A model up to this size stays gathered on every rank between forward and backward: the memory is
 // there, and a step takes one gather a unit instead of two.
 inline constexpr size_t kKeepGatheredBytesMax = size_t{256} << 20;

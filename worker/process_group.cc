@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -150,6 +151,11 @@ std::unique_ptr<ProcessGroup> ConnectGloo(c10::intrusive_ptr<c10d::Store> store,
   return std::make_unique<C10dGroup>(std::move(backend), std::move(store));
 }
 
+// c10d records every collective with a stack trace, which costs more than a small collective, and
+// of several groups in one process without a lock (a map in FlightRecorder::recordWithResetEnabled,
+// LibTorch 2.11). A user who wants the record sets the variable.
+void TurnOffFlightRecorder() { setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); }
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(
@@ -168,6 +174,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(
     return absl::InvalidArgumentError(
         absl::StrCat("master_port is ", options.master_port, "; it must be 1 to 65535"));
   }
+  TurnOffFlightRecorder();
   c10d::TCPStoreOptions store;
   store.port = static_cast<uint16_t>(options.master_port);
   store.isServer = options.rank == 0;
@@ -191,6 +198,7 @@ absl::StatusOr<std::vector<std::unique_ptr<ProcessGroup>>> StartThreadProcessGro
     groups[0] = std::make_unique<SingleRank>();
     return groups;
   }
+  TurnOffFlightRecorder();
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::string> errors(ranks);
   std::vector<std::thread> threads;

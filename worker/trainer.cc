@@ -1,5 +1,7 @@
 #include "worker/trainer.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -245,6 +247,11 @@ absl::Status Trainer::Finish() {
   }
   if (options_.summary_file.empty()) return absl::OkStatus();
   return WriteFileWhole(options_.summary_file, SummaryJson(summary_) + "\n");
+}
+
+void SetTorchThreads(int threads) {
+  at::set_num_threads(threads);
+  at::set_num_interop_threads(1);
 }
 
 }  // namespace isthmus

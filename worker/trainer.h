@@ -81,4 +81,7 @@ class Trainer {
   int64_t started_ms_ = 0;
 };
 
+// Threads that LibTorch computes one operation with, in the whole process.
+void SetTorchThreads(int threads);
+
 }  // namespace isthmus

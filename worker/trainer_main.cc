@@ -1,0 +1,209 @@
+// The trainer: one process a rank of a node. What it trains, and with which numbers, it learns from
+// its agent. Exit codes:
+//   0  the run is finished, or SIGTERM or SIGINT
+//   1  it cannot train: a file, the agent's refusal, a lost rank
+//   2  flags or environment
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "worker/process_group.h"
+#include "worker/rank_client.h"
+#include "worker/trainer.h"
+
+ABSL_FLAG(std::string, agent, "", "address of this node's agent: unix:PATH or HOST:PORT");
+ABSL_FLAG(std::string, data, "", "text files, comma-separated; the same bytes on all nodes");
+ABSL_FLAG(int, rank, -1, "this process's rank in its node; default: the variable RANK");
+ABSL_FLAG(int, ranks, -1, "ranks of this node; default: the variable WORLD_SIZE");
+ABSL_FLAG(std::string, master_addr, "",
+          "host of rank 0, where the ranks meet; default: the variable MASTER_ADDR");
+ABSL_FLAG(int, master_port, -1, "port there; default: the variable MASTER_PORT");
+ABSL_FLAG(std::string, start_file, "",
+          "safetensors file with the start state; default: made from the run's seed");
+ABSL_FLAG(std::string, save, "", "safetensors file for the trained model (rank 0 writes it)");
+ABSL_FLAG(std::string, summary_file, "", "JSON file for the result (rank 0 writes it)");
+ABSL_FLAG(std::string, metrics_file, "", "file for a JSON line a round (rank 0 writes it)");
+ABSL_FLAG(int, sample, 0, "bytes of text to generate at the end");
+ABSL_FLAG(std::string, sample_prompt, "The ", "what the text begins with");
+ABSL_FLAG(int, threads, 1, "threads to compute with");
+ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
+
+namespace isthmus {
+namespace {
+
+constexpr char kVersion[] = "isthmus trainer 0.1.0\n";
+constexpr int kExitFlags = 2;
+
+std::atomic<bool> stop_requested{false};
+bool reading_flags = true;
+
+// The flag library ends the process with 1 when a flag is wrong; 2 tells it from other failures.
+void ExitWithUsageCode() {
+  if (reading_flags) std::_Exit(kExitFlags);
+}
+
+// A step of a large model, or a rank that hangs, must not keep the process: the alarm ends it.
+void OnAlarm(int) { _exit(0); }
+
+void OnStop(int) {
+  stop_requested.store(true);
+  alarm(kTrainerStopMs / 1000);
+}
+
+void HandleSignals() {
+  struct sigaction action = {};
+  action.sa_handler = OnStop;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+  action.sa_handler = OnAlarm;
+  sigaction(SIGALRM, &action, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+}
+
+// A flag's value, or that of the environment variable that launchers set.
+absl::Status FromEnvironment(const char* flag, const char* variable, int* value) {
+  if (*value >= 0) return absl::OkStatus();
+  const char* text = std::getenv(variable);
+  if (text == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("neither --", flag, " nor the variable ", variable, " is set"));
+  }
+  if (!absl::SimpleAtoi(text, value) || *value < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the variable ", variable, " is '", text, "'; it must be a number"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadGroupFlags(ProcessGroupOptions* options) {
+  options->rank = absl::GetFlag(FLAGS_rank);
+  options->ranks = absl::GetFlag(FLAGS_ranks);
+  ISTHMUS_RETURN_IF_ERROR(FromEnvironment("rank", "RANK", &options->rank));
+  ISTHMUS_RETURN_IF_ERROR(FromEnvironment("ranks", "WORLD_SIZE", &options->ranks));
+  if (options->ranks == 1) return absl::OkStatus();
+  options->master_port = absl::GetFlag(FLAGS_master_port);
+  ISTHMUS_RETURN_IF_ERROR(FromEnvironment("master_port", "MASTER_PORT", &options->master_port));
+  options->master_addr = absl::GetFlag(FLAGS_master_addr);
+  const char* address = std::getenv("MASTER_ADDR");
+  if (options->master_addr.empty() && address != nullptr) options->master_addr = address;
+  if (options->master_addr.empty()) {
+    return absl::InvalidArgumentError(
+        "neither --master_addr nor the variable MASTER_ADDR is set");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFlags(const std::vector<char*>& positional) {
+  if (positional.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", positional[1], "' is no flag; flags begin with --"));
+  }
+  if (absl::GetFlag(FLAGS_agent).empty()) {
+    return absl::InvalidArgumentError("--agent is not set; it is unix:PATH or HOST:PORT");
+  }
+  if (absl::GetFlag(FLAGS_data).empty()) {
+    return absl::InvalidArgumentError("--data is not set; name one or more text files");
+  }
+  if (absl::GetFlag(FLAGS_threads) < 1 || absl::GetFlag(FLAGS_threads) > kTrainerThreadsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--threads is ", absl::GetFlag(FLAGS_threads),
+                                                   "; it must be 1 to ", kTrainerThreadsMax));
+  }
+  if (absl::GetFlag(FLAGS_sample) < 0 || absl::GetFlag(FLAGS_sample) > kSampleBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--sample is ", absl::GetFlag(FLAGS_sample),
+                                                   "; it must be 0 to ", kSampleBytesMax));
+  }
+  if (absl::GetFlag(FLAGS_sample_prompt).empty()) {
+    return absl::InvalidArgumentError("--sample_prompt is empty; it must have a byte");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Train(const ProcessGroupOptions& group_options) {
+  RankClientOptions client_options;
+  client_options.agent = absl::GetFlag(FLAGS_agent);
+  client_options.stop = [] { return stop_requested.load(); };
+  client_options.on_waiting = [](const std::string& sentence) {
+    if (!sentence.empty()) LogInfo("waiting", {{"for", sentence}});
+  };
+  ISTHMUS_ASSIGN_OR_RETURN(auto client, RankClient::Make(client_options));
+  ISTHMUS_ASSIGN_OR_RETURN(auto group, StartProcessGroup(group_options));
+
+  TrainerOptions options;
+  options.group = group.get();
+  options.client = client.get();
+  options.data = absl::GetFlag(FLAGS_data);
+  options.start_file = absl::GetFlag(FLAGS_start_file);
+  options.save_file = absl::GetFlag(FLAGS_save);
+  options.summary_file = absl::GetFlag(FLAGS_summary_file);
+  options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  options.sample_bytes = absl::GetFlag(FLAGS_sample);
+  options.sample_prompt = absl::GetFlag(FLAGS_sample_prompt);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  options.stop = client_options.stop;
+  ISTHMUS_ASSIGN_OR_RETURN(auto trainer, Trainer::Make(options));
+  const absl::Status status = trainer->Run();
+  if (stop_requested.load() || absl::IsCancelled(status)) {
+    client->Leave("stopped by signal");
+  } else if (!status.ok()) {
+    // The run need not wait for this node's lease to end.
+    client->Leave(std::string(status.message().substr(0, kReasonBytesMax)));
+  }
+  return status;
+}
+
+int Main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("one rank of a node: trains the model of its agent's run");
+  absl::FlagsUsageConfig usage;
+  usage.version_string = [] {
+    reading_flags = false;
+    return std::string(kVersion);
+  };
+  absl::SetFlagsUsageConfig(usage);
+  for (int i = 1; i < argc; ++i) {
+    if (absl::StartsWith(argv[i], "--help")) reading_flags = false;
+  }
+  std::atexit(ExitWithUsageCode);
+  const std::vector<char*> positional = absl::ParseCommandLine(argc, argv);
+  reading_flags = false;
+  ProcessGroupOptions group;
+  absl::Status flags = CheckFlags(positional);
+  if (flags.ok()) flags = ReadGroupFlags(&group);
+  if (!flags.ok()) {
+    std::fprintf(stderr, "trainer: %s\n", std::string(flags.message()).c_str());
+    return kExitFlags;
+  }
+  StartLog(absl::StrCat("trainer-", group.rank), absl::GetFlag(FLAGS_log_level));
+  HandleSignals();
+  SetTorchThreads(absl::GetFlag(FLAGS_threads));
+  const absl::Status status = Train(group);
+  if (status.ok()) return 0;
+  if (stop_requested.load() || absl::IsCancelled(status)) {
+    LogInfo("stopped by signal");
+    return 0;
+  }
+  std::fprintf(stderr, "trainer: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace isthmus
+
+int main(int argc, char** argv) { return isthmus::Main(argc, argv); }
