@@ -48,7 +48,8 @@ class RankClient {
   // `request`: role, rank info, manifest, fingerprint, state_sha256 filled in.
   virtual absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) = 0;
 
-  // The next round to contribute to; nullopt: finished.
+  // The next round to contribute to; nullopt: finished. Rounds that have closed already are passed
+  // over (their updates wait), so that a rank which was away computes for the open one only.
   virtual absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened() = 0;
   virtual void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
                       uint64_t tokens) = 0;

@@ -1,0 +1,141 @@
+// The agent's state, shared by agent.cc, agent_ranks.cc and agent_upstream.cc.
+//
+// Threads: calls of ranks come from the transport, events of the run from the session's thread, and
+// one control thread does what may block (fetching the spec, starting, leaving and destroying the
+// session). One mutex guards all state. Never under it: calls that block, closing a watch (the
+// transport may answer at once with WatchEnded), reading chunks.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "transport/client.h"
+#include "transport/session.h"
+#include "worker/agent.h"
+#include "worker/bundle.h"
+#include "worker/rank_group.h"
+#include "worker/round_log.h"
+#include "worker/state_folder.h"
+
+namespace isthmus {
+
+class AgentImpl final : public Agent, private SessionListener {
+ public:
+  AgentImpl(const AgentOptions& options, std::unique_ptr<StateFolder> state,
+            std::unique_ptr<Client> client);
+  ~AgentImpl() override;
+  void StartControl();
+
+  // agent.cc
+  bool WaitEnded(int timeout_ms) override;
+  absl::Status ended() const override;
+  void Stop(const std::string& reason) override;
+
+  // agent_ranks.cc: RoundHost
+  absl::StatusOr<v1::JoinRunResponse> JoinRun(const v1::JoinRunRequest& request) override;
+  absl::StatusOr<std::unique_ptr<SubmissionSink>> BeginSubmit(
+      const v1::SubmitHeader& header) override;
+  absl::StatusOr<std::shared_ptr<WatchQueue>> Watch(
+      const v1::WatchUpdatesRequest& request) override;
+  void WatchEnded(const v1::WatchUpdatesRequest& request,
+                  const std::shared_ptr<WatchQueue>& queue) override;
+  absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request) override;
+  absl::StatusOr<v1::LeaveRunResponse> LeaveRun(const v1::LeaveRunRequest& request) override;
+
+ private:
+  friend class RankPartSink;
+  using Closings = std::vector<std::pair<std::shared_ptr<WatchQueue>, absl::Status>>;
+  struct RankWatch {
+    std::shared_ptr<WatchQueue> queue;
+    ChunkRanges ranges;
+    uint64_t last_round = 0;  // the rank had it when the watch began
+  };
+  enum class Upstream {
+    kNone,     // no session: ranks gather
+    kJoining,  // a session that has not joined yet
+    kJoined,
+    kClosing,  // the control thread is about to end the session
+  };
+
+  // agent.cc
+  void Control();
+  bool FetchSpec();
+  absl::Status NotInSpec(const v1::RunSpec& spec) const;
+  void TakeSpec(const v1::JoinRunResponse& spec);
+  absl::Status StartSession();
+  void CloseSession(std::unique_lock<std::mutex>* lock);
+  void Tick();
+  void End(const absl::Status& status);
+  std::string Name() const;
+  absl::Status Stopping() const;
+
+  // agent_ranks.cc
+  absl::StatusOr<v1::JoinRunResponse> JoinGroup(const v1::JoinRunRequest& request);
+  absl::Status CheckRank(v1::Role role, uint32_t rank, uint64_t incarnation) const;
+  absl::Status CheckRound(const v1::SubmitHeader& header) const;
+  absl::Status CheckHeader(const v1::SubmitHeader& header) const;
+  void RankAcknowledged(uint32_t rank, uint64_t round);
+  void RefusePart(const std::shared_ptr<Bundle>& bundle, uint32_t rank, const absl::Status& status);
+  absl::StatusOr<v1::SubmitResponse> EndPart(const std::shared_ptr<Bundle>& bundle, uint32_t rank);
+  void SendAbstention(const std::shared_ptr<Bundle>& bundle);
+  void SendUpstream(std::shared_ptr<const Submission> submission);
+  v1::SubmitResponse Receipt(const Bundle& bundle) const;
+
+  // agent_upstream.cc: SessionListener
+  void OnJoined(const v1::JoinRunResponse& joined) override;
+  void OnOpened(const v1::RoundOpened& opened) override;
+  void OnUpdate(std::shared_ptr<const CommittedUpdate> update) override;
+  void OnFinished(uint64_t last_round) override;
+  void OnEnded(const absl::Status& status) override;
+  void OnWaiting(const std::string& sentence) override;
+  bool OwnIncluded(const v1::UpdateRecord& record) const;
+  void RefuseGroup(const absl::Status& status, Closings* closings);
+  void TakeWatches(const absl::Status& status, Closings* closings);
+  static void Close(const Closings& closings);
+  void OpenBundle(const v1::RoundOpened& opened);
+  std::string WaitingForRanks() const;
+  void TellWaiting();
+
+  const AgentOptions options_;
+  const MonotonicClock clock_;
+  const std::unique_ptr<Client> client_;  // for the spec
+  std::thread control_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<StateFolder> state_;
+  bool stopping_ = false;
+  std::string stop_reason_;
+  std::optional<absl::Status> ended_;
+
+  // Before the spec is there: whom the agent waits for, and whether a rank has asked.
+  std::string spec_waiting_;
+  bool rank_asked_ = false;
+  std::optional<v1::JoinRunResponse> spec_;
+
+  // The present group. `refusal_`: it was refused upstream, and every rank is told so.
+  std::optional<RankGroup> group_;
+  absl::Status refusal_;
+  std::vector<RankWatch> watches_;  // [rank]
+
+  Upstream upstream_ = Upstream::kNone;
+  bool leave_ = false;  // kClosing: say LeaveRun
+  std::unique_ptr<Session> session_;
+  std::string upstream_waiting_;
+  std::optional<v1::JoinRunResponse> joined_;
+  uint64_t first_incarnation_ = 0;  // of this group; ranks with less belong to an older one
+  std::string previous_sha256_;     // of the last record that came down
+  uint64_t acknowledged_ = 0;       // told upstream
+  std::optional<RoundLog> log_;
+  std::shared_ptr<Bundle> bundle_;  // of the open round
+};
+
+}  // namespace isthmus

@@ -1,0 +1,324 @@
+#include "worker/rank_client.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "transport/backoff.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+// How often `stop` is asked while waiting.
+constexpr std::chrono::milliseconds kStopPoll(100);
+// A wait for a round that lasts longer is explained by the agent, and again after each such time.
+constexpr int64_t kAskWhyMs = 3000;
+// A rank is near its agent and may ask often; the agent answers without work.
+constexpr int kSpecBackoffMaxMs = 1000;
+
+uint64_t RandomSeed() {
+  uint64_t seed = 0;
+  for (char byte : RandomBytes(sizeof(seed))) seed = seed << 8 | static_cast<unsigned char>(byte);
+  return seed;
+}
+
+size_t PieceBytes(const CommittedUpdate& update) {
+  size_t bytes = 0;
+  for (const std::string& piece : update.pieces) bytes += piece.size();
+  return bytes;
+}
+
+class RankClientImpl final : public RankClient, private SessionListener {
+ public:
+  RankClientImpl(const RankClientOptions& options, std::unique_ptr<Client> client)
+      : options_(options), client_(std::move(client)) {}
+  ~RankClientImpl() override { session_.reset(); }
+
+  absl::StatusOr<v1::JoinRunResponse> FetchSpec() override;
+  absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) override;
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened() override;
+  void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
+              uint64_t tokens) override;
+  void Abstain(const v1::RoundOpened& opened, const std::string& reason) override;
+  absl::StatusOr<Update> WaitUpdate() override;
+  void Acknowledge(const Update& update) override;
+  void Leave(const std::string& reason) override;
+  SessionCounters counters() const override;
+
+ private:
+  static constexpr int64_t kNoLimit = -1;
+
+  void OnJoined(const v1::JoinRunResponse& joined) override;
+  void OnOpened(const v1::RoundOpened& opened) override;
+  void OnUpdate(std::shared_ptr<const CommittedUpdate> update) override;
+  void OnFinished(uint64_t last_round) override;
+  void OnEnded(const absl::Status& status) override;
+  void OnWaiting(const std::string& sentence) override;
+
+  absl::Status Wait(std::unique_lock<std::mutex>* lock, const std::function<bool()>& ready,
+                    int64_t timeout_ms);
+  void Tell(const std::string& sentence);
+  std::string AskWhy();
+  void Send(const v1::RoundOpened& opened, std::shared_ptr<Submission> submission);
+  absl::Status NotJoined() const { return absl::FailedPreconditionError("call Join first"); }
+
+  const RankClientOptions options_;
+  const MonotonicClock clock_;
+  const std::unique_ptr<Client> client_;
+  std::string told_;  // caller's thread only
+  std::vector<v1::ChunkRange> ranges_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string waiting_;
+  std::optional<v1::JoinRunResponse> joined_;
+  std::optional<v1::RoundOpened> opened_;  // the latest, unless its update is here or it was told
+  std::deque<std::shared_ptr<const CommittedUpdate>> updates_;  // in order
+  size_t update_bytes_ = 0;
+  std::optional<uint64_t> finished_round_;
+  std::optional<absl::Status> ended_;
+
+  std::unique_ptr<Session> session_;  // last: its threads end before the rest goes
+};
+
+void RankClientImpl::Tell(const std::string& sentence) {
+  if (sentence == told_) return;
+  told_ = sentence;
+  if (options_.on_waiting) options_.on_waiting(sentence);
+}
+
+// Waits under the lock until ready() or the session has ended; gives it up while it asks the
+// caller's functions.
+absl::Status RankClientImpl::Wait(std::unique_lock<std::mutex>* lock,
+                                  const std::function<bool()>& ready, int64_t timeout_ms) {
+  const int64_t start_ms = clock_.NowMs();
+  int64_t ask_ms = start_ms + kAskWhyMs;
+  std::string why;
+  while (true) {
+    if (ended_.has_value()) return *ended_;
+    if (ready()) break;
+    std::string waiting = waiting_;
+    lock->unlock();
+    if (waiting.empty() && clock_.NowMs() >= ask_ms) {
+      why = AskWhy();
+      ask_ms = clock_.NowMs() + kAskWhyMs;
+    }
+    if (waiting.empty()) waiting = why;
+    Tell(waiting);
+    const bool stop = options_.stop && options_.stop();
+    lock->lock();
+    if (stop) return absl::CancelledError(absl::StrCat("stopped while waiting: ", waiting));
+    if (timeout_ms != kNoLimit && clock_.NowMs() - start_ms >= timeout_ms) {
+      return absl::DeadlineExceededError(absl::StrCat("waited ", timeout_ms, " ms: ", waiting));
+    }
+    // What came while the lock was free has been signalled already.
+    if (ended_.has_value() || ready()) continue;
+    changed_.wait_for(*lock, kStopPoll);
+  }
+  lock->unlock();
+  Tell("");
+  lock->lock();
+  return absl::OkStatus();
+}
+
+// What the agent waits for; empty when it does not say.
+std::string RankClientImpl::AskWhy() {
+  v1::HeartbeatRequest request;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!joined_.has_value()) return "";
+    request.set_run(joined_->spec().run());
+    request.set_node(joined_->node());
+    request.set_incarnation(joined_->incarnation());
+  }
+  const auto answer = client_->Heartbeat(request);
+  return answer.ok() ? answer->waiting_for() : "";
+}
+
+absl::StatusOr<v1::JoinRunResponse> RankClientImpl::FetchSpec() {
+  v1::JoinRunRequest request;
+  request.set_role(v1::ROLE_RANK);
+  Backoff backoff(RandomSeed(), kBackoffFirstMs, kSpecBackoffMaxMs);
+  const int64_t start_ms = clock_.NowMs();
+  while (true) {
+    absl::StatusOr<v1::JoinRunResponse> spec = client_->JoinRun(request);
+    if (spec.ok() || !IsRetryable(spec.status())) {
+      Tell("");
+      return spec;
+    }
+    const int64_t left_ms = start_ms + options_.join_timeout_ms - clock_.NowMs();
+    if (left_ms <= 0) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "waited ", options_.join_timeout_ms, " ms for the spec: ", spec.status().message()));
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    waiting_ = std::string(spec.status().message());
+    const int64_t delay_ms =
+        std::min(left_ms, backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(spec.status()), 0)));
+    const int64_t until_ms = clock_.NowMs() + delay_ms;
+    ISTHMUS_RETURN_IF_ERROR(Wait(
+        &lock, [&] { return clock_.NowMs() >= until_ms; }, kNoLimit));
+  }
+}
+
+absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunRequest& request) {
+  if (session_ != nullptr) return absl::FailedPreconditionError("Join was called before");
+  SessionOptions options;
+  options.client.address = options_.agent;
+  options.join = request;
+  options.join.set_role(v1::ROLE_RANK);
+  options.listener = this;
+  options.backoff_seed = RandomSeed();
+  ranges_.assign(request.rank().ranges().begin(), request.rank().ranges().end());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_ = absl::StrCat("connecting to the agent at ", options_.agent);
+    ended_.reset();
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));
+  absl::Status status;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    status = Wait(
+        &lock, [this] { return joined_.has_value(); }, options_.join_timeout_ms);
+    if (status.ok()) return *joined_;
+  }
+  session_.reset();  // without the lock, which its last events may want
+  return status;
+}
+
+absl::StatusOr<std::optional<v1::RoundOpened>> RankClientImpl::WaitOpened() {
+  if (session_ == nullptr) return NotJoined();
+  std::unique_lock<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(Wait(
+      &lock, [this] { return opened_.has_value() || finished_round_.has_value(); }, kNoLimit));
+  return std::exchange(opened_, std::nullopt);
+}
+
+absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
+  if (session_ == nullptr) return NotJoined();
+  std::unique_lock<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(Wait(
+      &lock, [this] { return !updates_.empty() || finished_round_.has_value(); }, kNoLimit));
+  if (updates_.empty()) {
+    return absl::OutOfRangeError(
+        absl::StrCat("the run is finished; its last round was ", *finished_round_));
+  }
+  Update update;
+  update.committed = std::move(updates_.front());
+  update.included = update.committed->own_included;
+  updates_.pop_front();
+  update_bytes_ -= PieceBytes(*update.committed);
+  return update;
+}
+
+void RankClientImpl::Send(const v1::RoundOpened& opened, std::shared_ptr<Submission> submission) {
+  submission->round = opened.round();
+  submission->base_round = opened.base_round();
+  submission->ranges = ranges_;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!joined_.has_value()) return;
+    submission->attempt = joined_->attempt();
+  }
+  const uint64_t round = opened.round();
+  session_->Submit(std::move(submission), [round](const absl::Status& status) {
+    LogWarning("the agent refused this rank's part; the round goes on without it",
+               {{"round", absl::StrCat(round)}, {"why", std::string(status.message())}});
+  });
+}
+
+void RankClientImpl::Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
+                            uint64_t tokens) {
+  auto submission = std::make_shared<Submission>();
+  submission->pieces = std::move(pieces);
+  submission->tokens = tokens;
+  Send(opened, std::move(submission));
+}
+
+void RankClientImpl::Abstain(const v1::RoundOpened& opened, const std::string& reason) {
+  auto submission = std::make_shared<Submission>();
+  submission->abstain_reason = reason.empty() ? "no reason given" : reason;
+  submission->abstain_reason.resize(std::min(submission->abstain_reason.size(), kReasonBytesMax));
+  Send(opened, std::move(submission));
+}
+
+void RankClientImpl::Acknowledge(const Update& update) {
+  if (session_ == nullptr) return;
+  session_->Acknowledge(update.committed->record.round(), update.committed->record.sha256());
+}
+
+void RankClientImpl::Leave(const std::string& reason) {
+  if (session_ != nullptr) session_->Leave(reason);
+}
+
+SessionCounters RankClientImpl::counters() const {
+  return session_ == nullptr ? SessionCounters() : session_->counters();
+}
+
+void RankClientImpl::OnJoined(const v1::JoinRunResponse& joined) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  joined_ = joined;
+  changed_.notify_all();
+}
+
+void RankClientImpl::OnOpened(const v1::RoundOpened& opened) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  opened_ = opened;
+  changed_.notify_all();
+}
+
+void RankClientImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ended_.has_value()) return;
+  // Nobody should compute for a round that has closed.
+  if (opened_.has_value() && opened_->round() <= update->record.round()) opened_.reset();
+  update_bytes_ += PieceBytes(*update);
+  updates_.push_back(std::move(update));
+  if (update_bytes_ > kKeptUpdateBytesMax) {
+    ended_ = absl::ResourceExhaustedError(absl::StrCat(
+        "this rank has ", updates_.size(), " updates with more than ", kKeptUpdateBytesMax,
+        " bytes still to apply; start its node from a newer checkpoint"));
+    updates_.clear();
+  }
+  changed_.notify_all();
+}
+
+void RankClientImpl::OnFinished(uint64_t last_round) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  finished_round_ = last_round;
+  changed_.notify_all();
+}
+
+void RankClientImpl::OnEnded(const absl::Status& status) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!ended_.has_value()) ended_ = status;
+  changed_.notify_all();
+}
+
+void RankClientImpl::OnWaiting(const std::string& sentence) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  waiting_ = sentence;
+  changed_.notify_all();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RankClient>> RankClient::Make(const RankClientOptions& options) {
+  ClientOptions client_options;
+  client_options.address = options.agent;
+  ISTHMUS_ASSIGN_OR_RETURN(auto client, Client::Make(client_options));
+  return std::make_unique<RankClientImpl>(options, std::move(client));
+}
+
+}  // namespace isthmus
