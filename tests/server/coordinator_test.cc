@@ -5,6 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <thread>
+
 #include "base/limits.h"
 #include "spec/update_record.h"
 #include "tests/server/fakes.h"
@@ -408,6 +414,53 @@ TEST(Coordinator, LeavingTwiceIsLeavingOnce) {
   FakeNode other(coordinator.host.get(), "b");
   other.join_request.set_secret("another secret of b");
   EXPECT_TRUE(other.Join().ok());
+}
+
+// Hash of the last record of a run in which three nodes send at once, each on a thread of its own,
+// with pieces cut and ordered at random.
+std::string RunAtOnce(uint32_t seed, uint64_t rounds) {
+  const v1::RunSpec spec = TestSpec({"a", "b", "c"}, 0, rounds);
+  CoordinatorOptions options;
+  options.spec = spec;
+  options.store = MakeMemoryStore(size_t{1} << 30);
+  options.fold_threads = 1 + static_cast<int>(seed % 3);
+  auto coordinator = Coordinator::Start(std::move(options));
+  EXPECT_TRUE(coordinator.ok()) << coordinator.status();
+  std::vector<std::string> last(3);
+  std::vector<std::thread> threads;
+  for (uint32_t index = 0; index < 3; ++index) {
+    threads.emplace_back([&, index] {
+      std::mt19937 random(seed + index);
+      const auto grid = TestGrid();
+      FakeNode node(coordinator->get(), std::string(1, static_cast<char>('a' + index)));
+      node.JoinAndWatch();
+      for (uint64_t round = 1; round <= rounds; ++round) {
+        node.ExpectOpened(round);
+        auto pieces = RandomContribution(*grid, static_cast<uint32_t>(round) * 3 + index,
+                                         300 + random() % 2000);
+        std::shuffle(pieces.begin(), pieces.end(), random);
+        const auto receipt =
+            node.Submit(node.Header(round, pieces), pieces, DigestOf(*grid, pieces));
+        EXPECT_TRUE(receipt.ok()) << receipt.status();
+        last[index] = node.ExpectUpdate(round).record.sha256();
+        EXPECT_TRUE(node.Beat(round).ok());
+      }
+      EXPECT_EQ(node.reader->NextEvent().finished().round(), rounds);
+      EXPECT_TRUE(node.Leave().ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(last[0], last[1]);
+  EXPECT_EQ(last[0], last[2]);
+  return last[0];
+}
+
+TEST(Coordinator, NodesThatSendAtOnceMakeOneHistory) {
+  const uint32_t seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  const std::string first = RunAtOnce(seed, 30);
+  EXPECT_EQ(RunAtOnce(seed + 1, 30), first);
+  EXPECT_EQ(RunAtOnce(seed + 2, 30), first);
 }
 
 }  // namespace
