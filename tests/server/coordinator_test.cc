@@ -19,7 +19,6 @@
 namespace isthmus {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Runs all three rounds; nodes send in the order given. Returns node a's updates.
