@@ -106,17 +106,27 @@ absl::Status ShardedUnit::StartAddGradients(const std::vector<at::Tensor>& gradi
   const bool alone = group_->ranks() == 1;
   const int64_t padded = static_cast<int64_t>(plan_.padded_elements);
   at::Tensor target = own_gradient_;
-  if (!alone) target = scattering_full_ = at::zeros({padded * group_->ranks()}, at::kFloat);
+  if (!alone) target = scattering_full_ = at::empty({padded * group_->ranks()}, at::kFloat);
   for (int rank = 0; rank < group_->ranks(); ++rank) {
     for (const ShardSlice& slice : plan_.slices[rank]) {
-      const at::Tensor& gradient = gradients[Local(slice.tensor)];
-      if (!gradient.defined()) continue;
       const int64_t elements = static_cast<int64_t>(slice.elements);
-      const int64_t offset = rank * padded + static_cast<int64_t>(slice.offset);
-      target.narrow(0, offset, elements)
-          .add_(gradient.reshape({-1}).narrow(0, static_cast<int64_t>(slice.first_element),
-                                              elements));
+      at::Tensor place =
+          target.narrow(0, rank * padded + static_cast<int64_t>(slice.offset), elements);
+      const at::Tensor& gradient = gradients[Local(slice.tensor)];
+      if (!gradient.defined()) {
+        if (!alone) place.zero_();
+        continue;
+      }
+      const at::Tensor values =
+          gradient.reshape({-1}).narrow(0, static_cast<int64_t>(slice.first_element), elements);
+      if (alone) {
+        place.add_(values);
+      } else {
+        place.copy_(values);
+      }
     }
+    const int64_t held = static_cast<int64_t>(plan_.rank_elements[rank]);
+    if (!alone) target.narrow(0, rank * padded + held, padded - held).zero_();
   }
   if (alone || padded == 0) return absl::OkStatus();
   scattering_part_ = at::empty({padded}, at::kFloat);

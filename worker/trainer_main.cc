@@ -105,8 +105,7 @@ absl::Status ReadGroupFlags(ProcessGroupOptions* options) {
   const char* address = std::getenv("MASTER_ADDR");
   if (options->master_addr.empty() && address != nullptr) options->master_addr = address;
   if (options->master_addr.empty()) {
-    return absl::InvalidArgumentError(
-        "neither --master_addr nor the variable MASTER_ADDR is set");
+    return absl::InvalidArgumentError("neither --master_addr nor the variable MASTER_ADDR is set");
   }
   return absl::OkStatus();
 }

@@ -58,8 +58,7 @@ int Main(int argc, char** argv) {
   std::vector<std::thread> threads;
   for (const auto& node : nodes) {
     const bool quiet = node.first != nodes.begin()->first;
-    threads.emplace_back(
-        [&, node, quiet] { TrainNode(&run, node.first, ranks, quiet, options); });
+    threads.emplace_back([&, node, quiet] { TrainNode(&run, node.first, ranks, quiet, options); });
   }
   for (std::thread& thread : threads) thread.join();
   return 0;
