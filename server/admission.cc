@@ -312,7 +312,7 @@ absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunReq
   LogInfo("node left", {{"node", request.node()}, {"reason", request.reason()}});
   CloseWatchLocked(&node, absl::CancelledError("the node left the run"));
   node.secret.clear();
-  StepLocked(NodeLeft{request.node()});
+  StepLocked(NodeLeft{request.node(), request.reason()});
   return v1::LeaveRunResponse();
 }
 

@@ -86,7 +86,9 @@ void RoundMachine::Apply(const NodeAbstained& event, int64_t, Effects*) {
 }
 
 void RoundMachine::Apply(const NodeLeft& event, int64_t, Effects*) {
-  EndMembership(&Find(event.node), Standing::kLeft);
+  Node& node = Find(event.node);
+  EndMembership(&node, Standing::kLeft);
+  if (node.standing == Standing::kLeft) node.reason = event.reason;
 }
 
 void RoundMachine::Apply(const Ticked&, int64_t now_ms, Effects* effects) {
@@ -254,7 +256,8 @@ std::string RoundMachine::Describe(const std::string& name, const Node& node) co
     case Standing::kAbstained:
       return absl::StrCat(name, " (abstained: ", node.reason, ")");
     case Standing::kLeft:
-      return absl::StrCat(name, " (left)");
+      if (node.reason.empty()) return absl::StrCat(name, " (left)");
+      return absl::StrCat(name, " (left: ", node.reason, ")");
     case Standing::kLeaseEnded:
       return absl::StrCat(name, " (lease ended)");
     case Standing::kNotMember:

@@ -71,6 +71,7 @@ struct NodeAbstained {
 };
 struct NodeLeft {
   std::string node;
+  std::string reason;  // its own words; may be empty
 };
 struct Ticked {};
 struct RoundPersisted {
@@ -162,7 +163,7 @@ class RoundMachine {
     std::string waiting_for;
     Standing standing = Standing::kNotMember;
     std::string digest;  // kComplete
-    std::string reason;  // kRefused, kAbstained
+    std::string reason;  // kRefused, kAbstained, kLeft
   };
   using Effects = std::vector<RoundEffect>;
 

@@ -6,6 +6,8 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
@@ -23,12 +25,20 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   void AddError(int line, google::protobuf::io::ColumnNumber column,
                 const std::string& message) override {
     // The parser counts from 0, people and editors from 1; -1 is an error about the whole text.
-    if (text_.empty()) text_ = absl::StrCat("line ", line + 1, ":", column + 1, ": ", message);
+    if (!text_.empty()) return;
+    text_ = absl::StrCat("line ", line + 1, ":", column + 1, ": ", message);
+    line_ = line;
   }
-  const std::string& text() const { return text_; }
+  // The error and the line of `source` that it is about.
+  std::string In(absl::string_view source) const {
+    const std::vector<absl::string_view> lines = absl::StrSplit(source, '\n');
+    if (line_ < 0 || static_cast<size_t>(line_) >= lines.size()) return text_;
+    return absl::StrCat(text_, "; the line is: ", absl::StripAsciiWhitespace(lines[line_]));
+  }
 
  private:
   std::string text_;
+  int line_ = -1;
 };
 
 void FillTiming(v1::RunSpec* spec) {
@@ -82,7 +92,8 @@ absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
   if (!parser.ParseFromString(std::string(text), &spec)) {
-    return absl::InvalidArgumentError(absl::StrCat("the run spec does not parse, ", error.text()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the run spec does not parse, ", error.In(text)));
   }
   ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
   return spec;

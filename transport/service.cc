@@ -127,10 +127,10 @@ absl::Status GrpcServerImpl::AddListener(const std::string& text, bool allow_pla
   Listener listener;
   ISTHMUS_ASSIGN_OR_RETURN(listener.address, ParseAddress(text));
   if (!IsLocal(listener.address) && !allow_plaintext) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address ", text,
-                     " can be reached from other machines and would carry plain text; use a "
-                     "loopback address, or allow plain text beyond loopback explicitly"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "address ", text,
+        " can be reached from other machines and would carry plain text; use a "
+        "loopback address, or allow plain text beyond loopback with --allow_plaintext"));
   }
   std::vector<Address> bound;
   if (listener.address.unix_path.empty()) {

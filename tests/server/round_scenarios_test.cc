@@ -113,7 +113,7 @@ class Scenario {
     if (verb == "complete") return ContributionComplete{node, text};
     if (verb == "refuse") return ContributionRefused{node, text};
     if (verb == "abstain") return NodeAbstained{node, text};
-    if (verb == "leave") return NodeLeft{node};
+    if (verb == "leave") return NodeLeft{node, text};
     throw std::runtime_error("unknown command: " + line);
   }
 
