@@ -158,8 +158,7 @@ void TurnOffFlightRecorder() { setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(
-    const ProcessGroupOptions& options) {
+absl::Status CheckProcessGroupOptions(const ProcessGroupOptions& options) {
   if (options.ranks < 1 || options.ranks > static_cast<int>(kRanksMax)) {
     return absl::InvalidArgumentError(
         absl::StrCat("ranks is ", options.ranks, "; it must be 1 to ", kRanksMax));
@@ -169,11 +168,17 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(
                                                    options.ranks, " ranks it must be 0 to ",
                                                    options.ranks - 1));
   }
-  if (options.ranks == 1) return std::make_unique<SingleRank>();
-  if (options.master_port < 1 || options.master_port > 65535) {
+  if (options.ranks > 1 && (options.master_port < 1 || options.master_port > 65535)) {
     return absl::InvalidArgumentError(
         absl::StrCat("master_port is ", options.master_port, "; it must be 1 to 65535"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(
+    const ProcessGroupOptions& options) {
+  ISTHMUS_RETURN_IF_ERROR(CheckProcessGroupOptions(options));
+  if (options.ranks == 1) return std::make_unique<SingleRank>();
   TurnOffFlightRecorder();
   c10d::TCPStoreOptions store;
   store.port = static_cast<uint16_t>(options.master_port);

@@ -59,7 +59,10 @@ struct ProcessGroupOptions {
   int master_port = 0;
 };
 
-// Waits until all ranks are there. INVALID_ARGUMENT: rank or ranks out of range.
+// INVALID_ARGUMENT naming the field: rank, ranks or port out of range.
+absl::Status CheckProcessGroupOptions(const ProcessGroupOptions& options);
+
+// Checks the options, then waits until all ranks are there.
 // UNAVAILABLE: address in use, or not all ranks came within kRendezvousTimeoutMs.
 absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(const ProcessGroupOptions& options);
 

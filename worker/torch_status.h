@@ -11,12 +11,18 @@
 
 namespace isthmus {
 
-// The message of an exception without the C++ stack that c10 appends.
+// The message of an exception without the C++ stack that c10 appends and without the place in the
+// source, "[file:line] ", that Gloo puts in front.
 inline std::string TorchMessage(const std::exception& error) {
+  std::string message = error.what();
   if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
-    return torch_error->what_without_backtrace();
+    message = torch_error->what_without_backtrace();
   }
-  return error.what();
+  const size_t place_end = message.find("] ");
+  if (message.rfind('[', 0) == 0 && place_end != std::string::npos) {
+    message.erase(0, place_end + 2);
+  }
+  return message;
 }
 
 // Runs `body`, which returns a Status, and turns an exception into INTERNAL: "<what>: <message>".

@@ -129,6 +129,11 @@ absl::Status CheckFlags(const std::vector<char*>& positional) {
     return absl::InvalidArgumentError(absl::StrCat("--sample is ", absl::GetFlag(FLAGS_sample),
                                                    "; it must be 0 to ", kSampleBytesMax));
   }
+  const std::string level = absl::GetFlag(FLAGS_log_level);
+  if (level != "debug" && level != "info" && level != "warning" && level != "error") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--log_level is '", level, "'; it is debug, info, warning or error"));
+  }
   if (absl::GetFlag(FLAGS_sample_prompt).empty()) {
     return absl::InvalidArgumentError("--sample_prompt is empty; it must have a byte");
   }
@@ -139,8 +144,12 @@ absl::Status Train(const ProcessGroupOptions& group_options) {
   RankClientOptions client_options;
   client_options.agent = absl::GetFlag(FLAGS_agent);
   client_options.stop = [] { return stop_requested.load(); };
-  client_options.on_waiting = [](const std::string& sentence) {
-    if (!sentence.empty()) LogInfo("waiting", {{"for", sentence}});
+  // The same wait, met again, is worth no second line.
+  std::string logged;
+  client_options.on_waiting = [&logged](const std::string& sentence) {
+    if (sentence.empty() || sentence == logged) return;
+    LogInfo("waiting", {{"for", sentence}});
+    logged = sentence;
   };
   ISTHMUS_ASSIGN_OR_RETURN(auto client, RankClient::Make(client_options));
   ISTHMUS_ASSIGN_OR_RETURN(auto group, StartProcessGroup(group_options));
@@ -185,6 +194,7 @@ int Main(int argc, char** argv) {
   ProcessGroupOptions group;
   absl::Status flags = CheckFlags(positional);
   if (flags.ok()) flags = ReadGroupFlags(&group);
+  if (flags.ok()) flags = CheckProcessGroupOptions(group);
   if (!flags.ok()) {
     std::fprintf(stderr, "trainer: %s\n", std::string(flags.message()).c_str());
     return kExitFlags;
