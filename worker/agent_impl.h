@@ -84,8 +84,11 @@ class AgentImpl final : public Agent, private SessionListener {
   absl::Status CheckHeader(const v1::SubmitHeader& header) const;
   void RankAcknowledged(uint32_t rank, uint64_t round);
   void RefusePart(const std::shared_ptr<Bundle>& bundle, uint32_t rank, const absl::Status& status);
-  absl::StatusOr<v1::SubmitResponse> EndPart(const std::shared_ptr<Bundle>& bundle, uint32_t rank);
+  // `grid` is the one that the part's pieces were checked against: the group may have changed.
+  absl::StatusOr<v1::SubmitResponse> EndPart(const std::shared_ptr<Bundle>& bundle,
+                                             const Grid& grid, uint32_t rank);
   void SendAbstention(const std::shared_ptr<Bundle>& bundle);
+  void SendContribution(const std::shared_ptr<Submission>& submission);
   void SendUpstream(std::shared_ptr<const Submission> submission);
   v1::SubmitResponse Receipt(const Bundle& bundle) const;
 

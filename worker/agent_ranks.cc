@@ -43,7 +43,7 @@ class RankPartSink final : public SubmissionSink {
   }
 
   absl::StatusOr<v1::SubmitResponse> End(const v1::SubmitEnd&) override {
-    return agent_->EndPart(bundle_, rank_);
+    return agent_->EndPart(bundle_, *grid_, rank_);
   }
 
  private:
@@ -229,7 +229,8 @@ void AgentImpl::RefusePart(const std::shared_ptr<Bundle>& bundle, uint32_t rank,
 
 // Under the mutex.
 void AgentImpl::SendAbstention(const std::shared_ptr<Bundle>& bundle) {
-  if (!bundle->abstains() || bundle != bundle_) return;
+  // While the session ends it is with the control thread.
+  if (!bundle->abstains() || bundle != bundle_ || upstream_ != Upstream::kJoined) return;
   const std::shared_ptr<Submission> submission = bundle->Take();
   if (submission == nullptr) return;
   LogWarning("abstaining",
@@ -257,34 +258,42 @@ v1::SubmitResponse AgentImpl::Receipt(const Bundle& bundle) const {
 }
 
 absl::StatusOr<v1::SubmitResponse> AgentImpl::EndPart(const std::shared_ptr<Bundle>& bundle,
-                                                      uint32_t rank) {
+                                                      const Grid& grid, uint32_t rank) {
+  const absl::Status closed =
+      WithReason(absl::AbortedError(absl::StrCat("round ", bundle->round(),
+                                                 " closed while sending; wait for its update")),
+                 "ROUND_CLOSED");
   std::unique_lock<std::mutex> lock(mutex_);
+  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
   if (const absl::Status ended = bundle->End(rank); !ended.ok()) {
     RefusePart(bundle, rank, ended);
     return ended;
   }
+  // An abstention has been taken when it came, so this is a contribution.
   const std::shared_ptr<Submission> submission = bundle->Take();
   if (submission == nullptr) {
     TellWaiting();
     return Receipt(*bundle);
   }
-  const std::shared_ptr<const Grid> grid = group_->grid();
   lock.unlock();
   std::vector<const std::string*> pieces;
   for (const std::string& piece : submission->pieces) pieces.push_back(&piece);
-  const absl::StatusOr<std::string> digest = PayloadDigest(*grid, pieces);
+  const absl::StatusOr<std::string> digest = PayloadDigest(grid, pieces);
   ISTHMUS_CHECK(digest.ok());  // every piece was checked, and the ranges cover the model
   submission->digest = *digest;
   lock.lock();
   bundle->set_digest(*digest);
-  if (bundle != bundle_ || upstream_ != Upstream::kJoined) {
-    return WithReason(absl::AbortedError(absl::StrCat("round ", bundle->round(),
-                                                      " closed while sending; wait for its "
-                                                      "update")),
-                      "ROUND_CLOSED");
-  }
+  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
+  SendContribution(submission);
+  TellWaiting();
+  return Receipt(*bundle);
+}
+
+// Under the mutex.
+void AgentImpl::SendContribution(const std::shared_ptr<Submission>& submission) {
   // Before the first byte leaves: an agent started after us must know what we sent.
-  const absl::Status saved = state_->SaveSent({bundle->round(), submission->attempt, *digest});
+  const absl::Status saved =
+      state_->SaveSent({submission->round, submission->attempt, submission->digest});
   if (!saved.ok()) {
     LogError("cannot write the state folder, abstaining", {{"why", std::string(saved.message())}});
     submission->abstain_reason = std::string(saved.message().substr(0, kReasonBytesMax));
@@ -293,8 +302,6 @@ absl::StatusOr<v1::SubmitResponse> AgentImpl::EndPart(const std::shared_ptr<Bund
     submission->digest.clear();
   }
   SendUpstream(submission);
-  TellWaiting();
-  return Receipt(*bundle);
 }
 
 absl::StatusOr<std::shared_ptr<WatchQueue>> AgentImpl::Watch(

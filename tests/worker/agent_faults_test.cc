@@ -103,6 +103,34 @@ TEST_F(AgentFaultsTest, ARankThatDisconnectsIsNamedUpstream) {
   for (const RankClient::Update& update : Updates(a_)) EXPECT_TRUE(update.included);
 }
 
+TEST_F(AgentFaultsTest, PartsThatEndAfterTheirGroupAreAborted) {
+  StartRun({"a"}, 2);
+  StartAgent("a", 2);
+  a_ = JoinAll("a", 2);
+  Opened(a_);
+  const auto joined = agents_["a"]->agent().JoinRun(Request(0, 2));
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  std::vector<std::unique_ptr<SubmissionSink>> parts;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    v1::SubmitHeader header;
+    header.set_role(v1::ROLE_RANK);
+    header.set_rank(rank);
+    header.set_round(1);
+    header.set_incarnation(joined->incarnation());
+    header.set_attempt(joined->attempt());
+    header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
+    auto part = agents_["a"]->agent().BeginSubmit(header);
+    ASSERT_TRUE(part.ok()) << part.status();
+    parts.push_back(*std::move(part));
+  }
+  for (const auto& rank : a_) rank->Leave("stopped by its operator");
+  ASSERT_TRUE(Eventually([&] { return coordinator_->host().live_nodes() == 0; }));
+  // A part that is refused now is nobody's abstention, and the other one ends in peace.
+  EXPECT_EQ(parts[0]->AddPiece(WithNan(Pieces(0, 2, 1)[0])).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(parts[1]->End(v1::SubmitEnd()).status().code(), absl::StatusCode::kAborted);
+}
+
 TEST_F(AgentFaultsTest, ACoordinatorThatLostTheRunIsToldToTheRanks) {
   StartRun({"a"}, 3);
   StartAgent("a", 2);
