@@ -43,6 +43,6 @@ def _as_xml(cases):
     for name, seconds, bad, skipped in cases:
         inside = "".join(f"<failure message={quoteattr(text)}/>" for text in bad)
         inside += "".join(f"<skipped message={quoteattr(text)}/>" for text in skipped)
-        lines.append(f"<testcase name={quoteattr(name)} time=\"{seconds:.2f}\">{inside}</testcase>")
+        lines.append(f'<testcase name={quoteattr(name)} time="{seconds:.2f}">{inside}</testcase>')
     lines.append("</testsuite></testsuites>\n")
     return "\n".join(lines)
