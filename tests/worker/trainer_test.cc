@@ -153,6 +153,55 @@ TEST(Trainer, ANodeWithNonFiniteGradientsAbstainsAndNamesTheTensor) {
   for (const auto& update : run.updates()) EXPECT_TRUE(update->record.is_void());
 }
 
+// The names of GPT-2 files: no "transformer.", buffers and the tied copy beside the parameters.
+TEST(Trainer, StartsFromAFileWithGpt2Names) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_steps(1);
+  TrainerOptions options;
+  options.data = WriteText("names.txt", 20000, 6);
+  options.save_file = testing::TempDir() + "/named.safetensors";
+  LocalRun first(spec, {{"a", 1}});
+  ASSERT_TRUE(Train(&first, {{"a", 1}}, options).status.ok());
+  const auto values = ReadAll(options.save_file);
+  auto file = SafetensorsFile::Open(options.save_file);
+  const auto write = [&](const std::string& path, const std::string& leave_out) {
+    std::vector<NamedShape> shapes = {{"lm_head.weight", {1}}, {"h.0.attn.bias", {1}}};
+    for (const auto& [name, entry] : (*file)->entries()) {
+      if (name != leave_out) shapes.push_back({name.substr(12), entry.shape});
+    }
+    auto writer = SafetensorsWriter::Create(path, shapes);
+    for (const NamedShape& shape : shapes) {
+      const auto found = values.find("transformer." + shape.name);
+      const std::vector<float> one(1);
+      EXPECT_TRUE((*writer)->Write(found == values.end() ? one : found->second).ok());
+    }
+    EXPECT_TRUE((*writer)->Finish().ok());
+    return path;
+  };
+  std::vector<std::string> states;
+  for (const std::string& start :
+       {options.save_file, write(testing::TempDir() + "/bare.safetensors", "")}) {
+    LocalRun run(spec, {{"a", 2}});
+    TrainerOptions again;
+    again.data = options.data;
+    again.start_file = start;
+    const Trained trained = Train(&run, {{"a", 2}}, again);
+    ASSERT_TRUE(trained.status.ok()) << trained.status;
+    states.push_back(run.joins()[0].state_sha256());
+  }
+  EXPECT_EQ(states[0], states[1]);
+
+  LocalRun run(spec, {{"a", 1}});
+  TrainerOptions lacking;
+  lacking.data = options.data;
+  lacking.start_file =
+      write(testing::TempDir() + "/lacking.safetensors", "transformer.ln_f.weight");
+  EXPECT_NE(Train(&run, {{"a", 1}}, lacking)
+                .status.message()
+                .find("lacks tensor 'transformer.ln_f.weight'"),
+            std::string::npos);
+}
+
 TEST(Trainer, RefusesBadInputInASentence) {
   const v1::RunSpec spec = SmallSpec();
   LocalRun run(spec, {{"a", 1}, {"b", 1}});
