@@ -204,13 +204,14 @@ void AgentImpl::Tick() {
   if (!group_->Over(finished, clock_.NowMs())) return;
   const absl::Status refusal = refusal_;
   LogInfo("the trainer group has ended", {{"node", options_.node}});
+  exits_ = options_.exit_when_finished && finished;
   if (session_ != nullptr) {
     upstream_ = Upstream::kClosing;
     leave_ = true;
   }
   group_->Reset();
   refusal_ = absl::OkStatus();
-  if (options_.exit_when_finished && (session_ == nullptr || !refusal.ok())) ended_ = refusal;
+  if (exits_ && (session_ == nullptr || !refusal.ok())) ended_ = refusal;
 }
 
 // Under the mutex.
@@ -242,7 +243,7 @@ absl::Status AgentImpl::StartSession() {
 void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
   std::unique_ptr<Session> session = std::move(session_);
   const bool leave = std::exchange(leave_, false);
-  const std::string reason = stopping_ ? stop_reason_ : "all ranks have left";
+  const std::string reason = stopping_ ? stop_reason_ : last_rank_reason_;
   lock->unlock();
   if (session != nullptr && leave) session->Leave(reason);
   session.reset();
@@ -251,7 +252,7 @@ void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
   joined_.reset();
   bundle_.reset();
   log_.reset();
-  if (leave && options_.exit_when_finished) ended_ = absl::OkStatus();
+  if (leave && exits_) ended_ = absl::OkStatus();
 }
 
 }  // namespace isthmus

@@ -27,8 +27,9 @@ struct AgentOptions {
   std::string node;         // as the run's spec names it
   std::string coordinator;  // "HOST:PORT"
   uint32_t ranks = 1;
-  std::string state_dir;            // empty: nothing outlives the process
-  bool exit_when_finished = false;  // ends when the ranks have left
+  std::string state_dir;  // empty: nothing outlives the process
+  bool exit_when_finished =
+      false;  // ends when the run is finished or refused and the ranks have left
 };
 
 // Thread-safe. Serve it with transport/service.h on a unix socket.

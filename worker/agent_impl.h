@@ -131,6 +131,8 @@ class AgentImpl final : public Agent, private SessionListener {
 
   Upstream upstream_ = Upstream::kNone;
   bool leave_ = false;  // kClosing: say LeaveRun
+  bool exits_ = false;  // the group had all of the run, or was refused, and nothing is left to do
+  std::string last_rank_reason_ = "all ranks have left";
   std::unique_ptr<Session> session_;
   std::string upstream_waiting_;
   std::optional<v1::JoinRunResponse> joined_;

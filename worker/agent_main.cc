@@ -1,5 +1,5 @@
 // The agent's process: flags, signals, exit codes.
-//   0  its ranks have left (--exit_when_finished), or SIGTERM or SIGINT
+//   0  the run is finished and its ranks have left (--exit_when_finished), or SIGTERM or SIGINT
 //   1  it cannot work: address or state folder in use, refused by the coordinator
 //   2  flags
 #include <pthread.h>
@@ -34,7 +34,9 @@ ABSL_FLAG(uint32_t, ranks, 1, "number of trainer processes of this node");
 ABSL_FLAG(std::string, listen, "", "unix:PATH of the socket for the ranks");
 ABSL_FLAG(std::string, state_dir, "",
           "folder for the node's secret; without it a restarted agent cannot take its node over");
-ABSL_FLAG(bool, exit_when_finished, false, "end when the ranks have left");
+ABSL_FLAG(bool, exit_when_finished, false,
+          "end when the run is finished (or refuses this node) and the "
+          "ranks have left; ranks that fail before may be started again");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 ABSL_FLAG(std::string, ready_file, "",
           "file that gets the addresses served, one a line, as soon as they are");

@@ -369,6 +369,9 @@ absl::StatusOr<v1::HeartbeatResponse> AgentImpl::Heartbeat(const v1::HeartbeatRe
             " is not one of the present trainer group of node ", options_.node, "; join again")),
         kReasonIncarnationFenced);
   }
+  if (request.role() == v1::ROLE_RANK && request.rank() < options_.ranks) {
+    RankAcknowledged(request.rank(), request.acknowledged_round());
+  }
   v1::HeartbeatResponse response;
   response.set_committed_round(log_->committed_round());
   const std::string own = WaitingForRanks();
@@ -385,6 +388,9 @@ absl::StatusOr<v1::LeaveRunResponse> AgentImpl::LeaveRun(const v1::LeaveRunReque
     // Who is not a member any more has left already.
     if (!CheckRank(request.role(), rank, request.incarnation()).ok()) return v1::LeaveRunResponse();
     group_->Left(rank);
+    if (!request.reason().empty()) {
+      last_rank_reason_ = request.reason().substr(0, kReasonBytesMax);
+    }
     queue = std::exchange(watches_[rank], RankWatch()).queue;
     TellWaiting();
     LogInfo("rank left", {{"rank", absl::StrCat(rank)}, {"reason", request.reason()}});

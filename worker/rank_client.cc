@@ -23,6 +23,9 @@ namespace {
 constexpr std::chrono::milliseconds kStopPoll(100);
 // A wait for a round that lasts longer is explained by the agent, and again after each such time.
 constexpr int64_t kAskWhyMs = 3000;
+// What was applied is told with the next part of a contribution, or after this time without one: a
+// node that catches up is a member only when its agent knows.
+constexpr int64_t kTellMs = 200;
 // A rank is near its agent and may ask often; the agent answers without work.
 constexpr int kSpecBackoffMaxMs = 1000;
 
@@ -46,7 +49,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
 
   absl::StatusOr<v1::JoinRunResponse> FetchSpec() override;
   absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) override;
-  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened() override;
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply) override;
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
               uint64_t tokens) override;
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override;
@@ -69,6 +72,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
                     int64_t timeout_ms);
   void Tell(const std::string& sentence);
   std::string AskWhy();
+  Update TakeUpdate();
   void Send(const v1::RoundOpened& opened, std::shared_ptr<Submission> submission);
   absl::Status NotJoined() const { return absl::FailedPreconditionError("call Join first"); }
 
@@ -77,6 +81,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
   const std::unique_ptr<Client> client_;
   std::string told_;  // caller's thread only
   std::vector<v1::ChunkRange> ranges_;
+  uint32_t rank_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -86,6 +91,8 @@ class RankClientImpl final : public RankClient, private SessionListener {
   std::deque<std::shared_ptr<const CommittedUpdate>> updates_;  // in order
   size_t update_bytes_ = 0;
   std::optional<uint64_t> finished_round_;
+  uint64_t acknowledged_ = 0;
+  uint64_t told_acknowledged_ = 0;  // to the agent
   std::optional<absl::Status> ended_;
 
   std::unique_ptr<Session> session_;  // last: its threads end before the rest goes
@@ -102,7 +109,7 @@ void RankClientImpl::Tell(const std::string& sentence) {
 absl::Status RankClientImpl::Wait(std::unique_lock<std::mutex>* lock,
                                   const std::function<bool()>& ready, int64_t timeout_ms) {
   const int64_t start_ms = clock_.NowMs();
-  int64_t ask_ms = start_ms + kAskWhyMs;
+  int64_t ask_ms = start_ms + (acknowledged_ > told_acknowledged_ ? kTellMs : kAskWhyMs);
   std::string why;
   while (true) {
     if (ended_.has_value()) return *ended_;
@@ -140,6 +147,10 @@ std::string RankClientImpl::AskWhy() {
     request.set_run(joined_->spec().run());
     request.set_node(joined_->node());
     request.set_incarnation(joined_->incarnation());
+    request.set_role(v1::ROLE_RANK);
+    request.set_rank(rank_);
+    request.set_acknowledged_round(acknowledged_);
+    told_acknowledged_ = acknowledged_;
   }
   const auto answer = client_->Heartbeat(request);
   return answer.ok() ? answer->waiting_for() : "";
@@ -179,6 +190,7 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
   options.join.set_role(v1::ROLE_RANK);
   options.listener = this;
   options.backoff_seed = RandomSeed();
+  rank_ = request.rank().rank();
   ranges_.assign(request.rank().ranges().begin(), request.rank().ranges().end());
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -197,12 +209,21 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
   return status;
 }
 
-absl::StatusOr<std::optional<v1::RoundOpened>> RankClientImpl::WaitOpened() {
+absl::StatusOr<std::optional<v1::RoundOpened>> RankClientImpl::WaitOpened(
+    const ApplyUpdate& apply) {
   if (session_ == nullptr) return NotJoined();
-  std::unique_lock<std::mutex> lock(mutex_);
-  ISTHMUS_RETURN_IF_ERROR(Wait(
-      &lock, [this] { return opened_.has_value() || finished_round_.has_value(); }, kNoLimit));
-  return std::exchange(opened_, std::nullopt);
+  while (true) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto behind = [&] { return apply != nullptr && !updates_.empty(); };
+    ISTHMUS_RETURN_IF_ERROR(Wait(
+        &lock, [&] { return behind() || opened_.has_value() || finished_round_.has_value(); },
+        kNoLimit));
+    if (!behind()) return std::exchange(opened_, std::nullopt);
+    const Update update = TakeUpdate();
+    lock.unlock();
+    ISTHMUS_RETURN_IF_ERROR(apply(update));
+    Acknowledge(update);
+  }
 }
 
 absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
@@ -214,6 +235,11 @@ absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
     return absl::OutOfRangeError(
         absl::StrCat("the run is finished; its last round was ", *finished_round_));
   }
+  return TakeUpdate();
+}
+
+// Under the mutex.
+RankClient::Update RankClientImpl::TakeUpdate() {
   Update update;
   update.committed = std::move(updates_.front());
   update.included = update.committed->own_included;
@@ -232,6 +258,10 @@ void RankClientImpl::Send(const v1::RoundOpened& opened, std::shared_ptr<Submiss
     submission->attempt = joined_->attempt();
   }
   const uint64_t round = opened.round();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    told_acknowledged_ = acknowledged_;
+  }
   session_->Submit(std::move(submission), [round](const absl::Status& status) {
     LogWarning("the agent refused this rank's part; the round goes on without it",
                {{"round", absl::StrCat(round)}, {"why", std::string(status.message())}});
@@ -256,6 +286,8 @@ void RankClientImpl::Abstain(const v1::RoundOpened& opened, const std::string& r
 void RankClientImpl::Acknowledge(const Update& update) {
   if (session_ == nullptr) return;
   session_->Acknowledge(update.committed->record.round(), update.committed->record.sha256());
+  std::lock_guard<std::mutex> lock(mutex_);
+  acknowledged_ = update.committed->record.round();
 }
 
 void RankClientImpl::Leave(const std::string& reason) {

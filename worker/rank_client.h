@@ -6,7 +6,7 @@
 //   ... build the model, its manifest and ranges ...
 //   client->Join(join);
 //   for (;;) {
-//     auto opened = client->WaitOpened();       // nullopt: the run is finished
+//     auto opened = client->WaitOpened(apply);  // nullopt: the run is finished
 //     client->Submit(...);  or  client->Abstain(...);
 //     auto update = client->WaitUpdate();
 //     ... settle, apply ...
@@ -49,8 +49,13 @@ class RankClient {
   virtual absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) = 0;
 
   // The next round to contribute to; nullopt: finished. Rounds that have closed already are passed
-  // over (their updates wait), so that a rank which was away computes for the open one only.
-  virtual absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened() = 0;
+  // over, so that a rank which was away computes for the open one only. It must catch up to be
+  // admitted to one, so give `apply`: updates that arrive before a round opens are handed to it in
+  // order and acknowledged. Without it they wait for WaitUpdate.
+  struct Update;
+  using ApplyUpdate = std::function<absl::Status(const Update&)>;
+  virtual absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(
+      const ApplyUpdate& apply = nullptr) = 0;
   virtual void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
                       uint64_t tokens) = 0;
   virtual void Abstain(const v1::RoundOpened& opened, const std::string& reason) = 0;

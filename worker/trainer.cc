@@ -119,7 +119,8 @@ absl::StatusOr<std::optional<v1::RoundOpened>> Trainer::NextRound() {
   uint64_t round = 0, wanted = 1;
   for (;;) {
     while (round < wanted) {
-      ISTHMUS_ASSIGN_OR_RETURN(opened, options_.client->WaitOpened());
+      ISTHMUS_ASSIGN_OR_RETURN(opened, options_.client->WaitOpened(
+                                           [this](const auto& update) { return Apply(update); }));
       round = opened.has_value() ? opened->round() : finished;
     }
     const bool stop = options_.stop && options_.stop();
@@ -140,16 +141,15 @@ absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
   ISTHMUS_ASSIGN_OR_RETURN(const double loss,
                            replica_->ForwardBackward(data_->Step(opened.step())));
   const SessionCounters counters = options_.client->counters();
-  // Squares of the gradient, loss, payload bytes: sums over the node.
-  std::array<double, 4> sums = {replica_->GradientSquares(), loss,
-                                static_cast<double>(counters.bytes_up),
-                                static_cast<double>(counters.bytes_down)};
+  // Squares of the gradient, loss, payload bytes up: sums over the node.
+  std::array<double, 3> sums = {replica_->GradientSquares(), loss,
+                                static_cast<double>(counters.bytes_up)};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
   const int ranks = options_.group->ranks();
   report_.loss = sums[1] / ranks;
   report_.tokens = data_->tokens_per_step() * static_cast<uint64_t>(ranks);
   report_.bytes_up = static_cast<uint64_t>(sums[2]);
-  report_.bytes_down = static_cast<uint64_t>(sums[3]);
+  report_.bytes_down = update_bytes_;
 
   if (!std::isfinite(sums[0])) {
     std::array<double, 1> tensor = {static_cast<double>(replica_->NonFiniteTensor())};
@@ -180,25 +180,32 @@ absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
 absl::Status Trainer::ApplyThrough(uint64_t round) {
   while (applied_round_ < round) {
     ISTHMUS_ASSIGN_OR_RETURN(const RankClient::Update update, options_.client->WaitUpdate());
-    const v1::UpdateRecord& record = update.committed->record;
-    if (record.round() != applied_round_ + 1) {
-      return absl::InternalError(absl::StrCat("the agent sent the update of round ", record.round(),
-                                              "; the next one here is ", applied_round_ + 1));
-    }
-    replica_->Settle(record.round(), update.included);
-    ISTHMUS_RETURN_IF_ERROR(replica_->Apply(FloatOfBits(record.lr_bits()),
-                                            FloatOfBits(record.weight_decay_bits()),
-                                            update.committed->pieces));
-    applied_round_ = record.round();
-    step_ = record.step();
+    ISTHMUS_RETURN_IF_ERROR(Apply(update));
     options_.client->Acknowledge(update);
-    ++summary_.rounds;
-    report_.round = record.round();
-    report_.step = record.step();
-    report_.included = update.included;
-    if (update.included) {
-      summary_.tokens += data_->tokens_per_step() * static_cast<uint64_t>(options_.group->ranks());
-    }
+  }
+  return absl::OkStatus();
+}
+
+// Without the other ranks of the node: each may hear of an update at another time.
+absl::Status Trainer::Apply(const RankClient::Update& update) {
+  const v1::UpdateRecord& record = update.committed->record;
+  if (record.round() != applied_round_ + 1) {
+    return absl::InternalError(absl::StrCat("the agent sent the update of round ", record.round(),
+                                            "; the next one here is ", applied_round_ + 1));
+  }
+  replica_->Settle(record.round(), update.included);
+  ISTHMUS_RETURN_IF_ERROR(replica_->Apply(FloatOfBits(record.lr_bits()),
+                                          FloatOfBits(record.weight_decay_bits()),
+                                          update.committed->pieces));
+  applied_round_ = record.round();
+  step_ = record.step();
+  ++summary_.rounds;
+  update_bytes_ += record.payload_bytes();
+  report_.round = record.round();
+  report_.step = record.step();
+  report_.included = update.included;
+  if (update.included) {
+    summary_.tokens += data_->tokens_per_step() * static_cast<uint64_t>(options_.group->ranks());
   }
   return absl::OkStatus();
 }
@@ -222,11 +229,10 @@ absl::Status Trainer::Finish() {
   summary_.seconds = static_cast<double>(clock_.NowMs() - started_ms_) / 1e3;
   ISTHMUS_ASSIGN_OR_RETURN(summary_.state_sha256, replica_->StateSha256(step_));
   const SessionCounters counters = options_.client->counters();
-  std::array<double, 2> bytes = {static_cast<double>(counters.bytes_up),
-                                 static_cast<double>(counters.bytes_down)};
-  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(bytes)));
-  summary_.bytes_up = static_cast<uint64_t>(bytes[0]);
-  summary_.bytes_down = static_cast<uint64_t>(bytes[1]);
+  std::array<double, 1> bytes_up = {static_cast<double>(counters.bytes_up)};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(bytes_up)));
+  summary_.bytes_up = static_cast<uint64_t>(bytes_up[0]);
+  summary_.bytes_down = update_bytes_;
   // Nothing below needs the run: others are not kept waiting for it.
   options_.client->Leave("finished");
 

@@ -64,6 +64,7 @@ class Trainer {
   absl::Status Contribute(const v1::RoundOpened& opened);
   // Applies updates, in order, up to the one of `round`.
   absl::Status ApplyThrough(uint64_t round);
+  absl::Status Apply(const RankClient::Update& update);
   absl::Status Evaluate(RoundReport* report);
   absl::Status Finish();
 
@@ -74,6 +75,7 @@ class Trainer {
   std::unique_ptr<RankData> data_;
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<Progress> progress_;  // of rank 0
+  uint64_t update_bytes_ = 0;  // of updates; they cross the WAN once for all ranks of a node
   uint64_t applied_round_ = 0;
   uint64_t step_ = 0;
   RoundReport report_;  // of the round under way

@@ -25,33 +25,6 @@ class EndToEnd(SystemCase):
         cluster.start(self.text)
         self.assert_replicas_equal(self.finish(cluster))
 
-    def test_killed_agent_comes_back_within_the_run(self):
-        cluster = self.cluster({"a": 1, "b": 1}, steps=60)
-        cluster.start(self.text)
-        self.wait_step(cluster, "a", 5)
-        self.kill(cluster.processes["agent-b"])
-        cluster.start_agent("b")
-        summaries = self.finish(cluster)
-        self.assert_replicas_equal(summaries)
-        self.assertEqual(summaries["b"]["rounds"], 60)
-
-    def test_status_names_the_rank_that_is_missing(self):
-        cluster = self.cluster({"a": 1, "b": 2}, steps=100000)
-        cluster.start(self.text)
-        self.wait_step(cluster, "a", 3)
-        self.kill(cluster.processes["trainer-b-1"])
-        self.wait_log(cluster, "coordinator", "waiting for b (rank 1 of 2 disconnected)")
-
-    def test_quorum_of_one_goes_on_without_a_lost_node(self):
-        cluster = self.cluster({"a": 1, "b": 1}, steps=40, quorum=1, deadline_ms=2000)
-        cluster.start(self.text)
-        self.wait_step(cluster, "b", 3)
-        self.kill(cluster.processes.pop("trainer-b-0"))
-        self.kill(cluster.processes.pop("agent-b"))
-        trainer = cluster.processes["trainer-a-0"]
-        self.wait_until(lambda: trainer.poll() is not None, "node a to finish alone")
-        self.assertEqual(trainer.returncode, 0)
-
     def test_sigterm_ends_every_process_within_five_seconds(self):
         cluster = self.cluster({"a": 2, "b": 2}, steps=100000)
         cluster.start(self.text)

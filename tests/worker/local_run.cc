@@ -56,7 +56,7 @@ class LocalClient final : public RankClient {
     if (!joined.ok()) return joined;
     return FetchSpec();
   }
-  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened() override {
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate&) override {
     std::unique_lock<std::mutex> lock(run_->mutex_);
     const uint64_t round = opened_ + 1;
     run_->changed_.wait(lock, [&] { return run_->updates_.size() + 1 >= round; });
