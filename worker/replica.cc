@@ -147,7 +147,27 @@ absl::StatusOr<std::string> Replica::StateSha256(uint64_t step) {
     std::copy(own.begin(), own.end(), hashes.begin() + blocks.first * kSha256Bytes);
   }
   ISTHMUS_RETURN_IF_ERROR(options_.group->JoinBytes(&hashes));
-  return StateRoot(grid, hashes, step);
+  const std::string root = StateRoot(grid, hashes, step);
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string frozen, FrozenSha256());
+  return frozen.empty() ? root : Sha256Of(root + frozen);
+}
+
+absl::StatusOr<std::string> Replica::FrozenSha256() {
+  const auto is_frozen = [](const ModelTensor& tensor) { return tensor.frozen; };
+  const auto& tensors = model_->tensors();
+  if (std::none_of(tensors.begin(), tensors.end(), is_frozen)) return std::string();
+  if (frozen_sha256_.empty()) {  // they never change
+    Sha256 hash;
+    ISTHMUS_RETURN_IF_ERROR(
+        model_->VisitFullTensors([&](const ModelTensor& tensor, absl::Span<const float> values) {
+          if (!tensor.frozen) return absl::OkStatus();
+          hash.UpdateSized(tensor.name);
+          hash.Update(values.data(), values.size() * sizeof(float));
+          return absl::OkStatus();
+        }));
+    frozen_sha256_ = hash.Finish();
+  }
+  return frozen_sha256_;
 }
 
 absl::Status Replica::Save(const std::string& path) {

@@ -36,7 +36,8 @@ class Replica {
   // The chunks this rank holds, ascending, disjoint.
   const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return shard_->ranges(); }
 
-  // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h).
+  // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h). Frozen tensors, if
+  // there are any, are hashed with it: nodes that differ in them must not join one run.
   absl::StatusOr<std::string> StateSha256(uint64_t step);
   // All ranks; rank 0 writes every tensor, frozen ones too, to `path`.
   absl::Status Save(const std::string& path);
@@ -62,10 +63,12 @@ class Replica {
  private:
   Replica(const ReplicaOptions& options) : options_(options) {}
   absl::Status FillStartState();
+  absl::StatusOr<std::string> FrozenSha256();
 
   ReplicaOptions options_;
   std::unique_ptr<ShardedModel> model_;
   std::unique_ptr<DemoShard> shard_;
+  std::string frozen_sha256_;
 };
 
 // Tokens and targets of rows of text.

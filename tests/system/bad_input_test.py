@@ -1,5 +1,6 @@
 """What people do wrong: each must end in a sentence that names what is wrong, and an exit code."""
 
+import json
 import re
 
 from demo_cluster import free_port
@@ -106,7 +107,8 @@ class BadInput(SystemCase):
         text = cluster.metrics_file(node, 0).read_text().replace(" ", "")
         return int(re.findall(r'"step":(\d+),', text)[-1])
 
-    def test_other_start_state(self):
+    def saved_model(self):
+        """The model of a short run as a safetensors file."""
         first = self.cluster({"a": 1}, quorum=1, steps=2)
         first.start_coordinator()
         first.start_agent("a")
@@ -115,12 +117,32 @@ class BadInput(SystemCase):
         self.finish(first)
         first.stop()
         first.folder.rename(self.folder / "first")
+        return saved
 
+    def test_start_files_that_differ_in_a_frozen_tensor(self):
+        saved = self.saved_model()
+        data = bytearray(saved.read_bytes())
+        header_bytes = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + header_bytes])
+        name = "transformer.wpe.weight"
+        data[8 + header_bytes + header[name]["data_offsets"][0]] ^= 1
+        other = self.folder / "other.safetensors"
+        other.write_bytes(data)
+
+        cluster = self.start_coordinator({"a": 1, "b": 1}, steps=100000, frozen=name)
+        for node in ("a", "b"):
+            cluster.start_agent(node)
+        cluster.start_trainers("a", self.text, [f"--start_file={saved}"])
+        self.wait_log(cluster, "coordinator", "joined")
+        cluster.start_trainers("b", self.text, [f"--start_file={other}"])
+        self.assert_fails(cluster, "trainer-b-0", "start state")
+
+    def test_other_start_state(self):
+        saved = self.saved_model()
         cluster = self.start_coordinator({"a": 1, "b": 1}, steps=100000)
         for node in ("a", "b"):
             cluster.start_agent(node)
         cluster.start_trainers("a", self.text)
-        self.wait_log(cluster, "coordinator", "a")
         self.wait_log(cluster, "coordinator", "joined")
         cluster.start_trainers("b", self.text, [f"--start_file={saved}"])
         self.assert_fails(cluster, "trainer-b-0", "start state")

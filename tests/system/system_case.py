@@ -28,7 +28,7 @@ steps: {steps}
 quorum: {quorum}
 nodes {{ name: "a" }}
 nodes {{ name: "b" }}
-model {{ layers: 1 heads: 2 width: 64 context: 32 vocab: 256 }}
+model {{ layers: 1 heads: 2 width: 64 context: 32 vocab: 256 {frozen} }}
 data {{ sequences_per_node: 4 eval_sequences: 8 }}
 optimizer {{ lr: 0.004 warmup_steps: 2 clip_norm: 1.0 }}
 timing {{ lease_ms: 3000 heartbeat_ms: 500 grace_ms: 2000 deadline_ms: {deadline_ms} }}
@@ -52,11 +52,16 @@ class SystemCase(unittest.TestCase):
         path.write_text(" ".join(draw.choice(WORDS) for _ in range(40_000)))
         return path
 
-    def cluster(self, ranks, steps=12, quorum=0, deadline_ms=0):
+    def cluster(self, ranks, steps=12, quorum=0, deadline_ms=0, frozen=None):
         """A run of nodes a and b that is stopped when the test ends."""
         folder = self.folder / "run"
         folder.mkdir()
-        text = SPEC.format(steps=steps, quorum=quorum, deadline_ms=deadline_ms)
+        text = SPEC.format(
+            steps=steps,
+            quorum=quorum,
+            deadline_ms=deadline_ms,
+            frozen=f'frozen: "{frozen}"' if frozen else "",
+        )
         cluster = Cluster(BINARIES, folder, text, ranks)
         self.addCleanup(cluster.stop)
         return cluster
