@@ -212,16 +212,19 @@ def report(summaries, seconds):
 def main():
     parser = argparse.ArgumentParser(prog="./dev demo", description=__doc__.split("\n", 1)[0])
     parser.add_argument(
-        "--minutes", type=float, default=3.5, help="time for the training (default %(default)s)"
+        "--minutes", type=float, default=3.8, help="time for the training (default %(default)s)"
     )
     parser.add_argument("--steps", type=int, help="rounds, instead of a time")
+    parser.add_argument(
+        "--binaries", type=Path, default=ROOT / "bazel-bin", help="folder of the built programs"
+    )
     arguments = parser.parse_args()
     if not 0.2 <= arguments.minutes <= 600 or (arguments.steps or 1) < 1:
         parser.error("--minutes takes 0.2 to 600, --steps 1 or more")
     binaries = {
-        "coordinator": ROOT / "bazel-bin/server/coordinator",
-        "agent": ROOT / "bazel-bin/worker/agent",
-        "trainer": ROOT / "bazel-bin/worker/trainer",
+        "coordinator": arguments.binaries / "server/coordinator",
+        "agent": arguments.binaries / "worker/agent",
+        "trainer": arguments.binaries / "worker/trainer",
     }
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="isthmus-demo-") as folder:
@@ -233,7 +236,7 @@ def main():
         print(f"training {steps} rounds")
         run_folder = Path(folder) / "run"
         run_folder.mkdir()
-        cluster = Cluster(binaries, run_folder, spec_text(steps, max(1, steps // 8)), RANKS)
+        cluster = Cluster(binaries, run_folder, spec_text(steps, max(1, steps // 5)), RANKS)
         summaries = run(cluster, text, steps, show=True, sample_bytes=400)
         return 0 if report(summaries, time.monotonic() - begun) else 1
 

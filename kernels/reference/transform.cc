@@ -23,23 +23,47 @@ inline void Accumulate(uint32_t count, float scale, const float* __restrict from
   for (uint32_t i = 0; i < count; ++i) to[i] += scale * from[i];
 }
 
-// to <- sum over i of weights[i] * (row i of `rows`). Eight rows at a time, in pairs of pairs: the
-// sums stay short, which halves the round-off of adding them one by one.
-void WeightedSumOfRows(uint32_t count, uint32_t cols, const float* weights, const float* rows,
-                       float* __restrict to) {
-  std::fill(to, to + cols, 0.0f);
+// Row o of `to` <- sum over i of weights[o * weights_stride + i] * (row i of `rows`), for kOutputs
+// rows that share what is loaded. Eight rows at a time, in pairs of pairs: the sums stay short,
+// which halves the round-off of adding them one by one.
+template <uint32_t kOutputs>
+void WeightedSums(uint32_t count, uint32_t cols, const float* weights, size_t weights_stride,
+                  const float* __restrict rows, float* __restrict to) {
+  std::fill(to, to + kOutputs * cols, 0.0f);
   uint32_t i = 0;
   for (; i + 8 <= count; i += 8) {
-    const float* w = weights + i;
     const float* __restrict r = rows + i * cols;
+    float w[kOutputs][8];
+    for (uint32_t o = 0; o < kOutputs; ++o) {
+      std::copy_n(weights + o * weights_stride + i, 8, w[o]);
+    }
     for (uint32_t e = 0; e < cols; ++e) {
-      to[e] +=
-          ((w[0] * r[e] + w[1] * r[cols + e]) + (w[2] * r[2 * cols + e] + w[3] * r[3 * cols + e])) +
-          ((w[4] * r[4 * cols + e] + w[5] * r[5 * cols + e]) +
-           (w[6] * r[6 * cols + e] + w[7] * r[7 * cols + e]));
+      const float r0 = r[e], r1 = r[cols + e], r2 = r[2 * cols + e], r3 = r[3 * cols + e];
+      const float r4 = r[4 * cols + e], r5 = r[5 * cols + e];
+      const float r6 = r[6 * cols + e], r7 = r[7 * cols + e];
+      for (uint32_t o = 0; o < kOutputs; ++o) {
+        to[o * cols + e] += ((w[o][0] * r0 + w[o][1] * r1) + (w[o][2] * r2 + w[o][3] * r3)) +
+                            ((w[o][4] * r4 + w[o][5] * r5) + (w[o][6] * r6 + w[o][7] * r7));
+      }
     }
   }
-  for (; i < count; ++i) Accumulate(cols, weights[i], rows + i * cols, to);
+  for (; i < count; ++i) {
+    for (uint32_t o = 0; o < kOutputs; ++o) {
+      Accumulate(cols, weights[o * weights_stride + i], rows + i * cols, to + o * cols);
+    }
+  }
+}
+
+// The product of `weights` (outputs x count) and `rows` (count x cols).
+void Multiply(uint32_t outputs, uint32_t count, uint32_t cols, const float* weights,
+              size_t weights_stride, const float* rows, float* to) {
+  uint32_t o = 0;
+  for (; o + 4 <= outputs; o += 4) {
+    WeightedSums<4>(count, cols, weights + o * weights_stride, weights_stride, rows, to + o * cols);
+  }
+  for (; o < outputs; ++o) {
+    WeightedSums<1>(count, cols, weights + o * weights_stride, weights_stride, rows, to + o * cols);
+  }
 }
 
 }  // namespace
@@ -51,15 +75,9 @@ void EncodeChunk(ChunkShape shape, const float* x, size_t stride, absl::Span<flo
   const uint32_t cols = shape.cols;
   // Along the columns: by_row[j][e] = sum over l of x[j][l] * F_cols[l][e].
   float by_row[kChunkElementsMax];
-  const float* basis = DctBasis(cols).data();
-  for (uint32_t j = 0; j < rows; ++j) {
-    WeightedSumOfRows(cols, cols, x + j * stride, basis, by_row + j * cols);
-  }
+  Multiply(rows, cols, cols, x, stride, DctBasis(cols).data(), by_row);
   // Along the rows: c[b][e] = sum over j of F_rows[j][b] * by_row[j][e].
-  const float* transposed = DctBasisTransposed(rows).data();
-  for (uint32_t b = 0; b < rows; ++b) {
-    WeightedSumOfRows(rows, cols, transposed + b * rows, by_row, coefficients.data() + b * cols);
-  }
+  Multiply(rows, rows, cols, DctBasisTransposed(rows).data(), rows, by_row, coefficients.data());
 }
 
 void DecodeComponents(ChunkShape shape, const Components& components, absl::Span<float> x) {
