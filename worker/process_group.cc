@@ -1,5 +1,7 @@
 #include "worker/process_group.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
 #include <chrono>
@@ -79,7 +81,7 @@ class PendingWork final : public PendingCollective {
   WorkPtr work_;
 };
 
-class C10dGroup final : public ProcessGroup {
+class C10dGroup : public ProcessGroup {
  public:
   C10dGroup(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store)
       : store_(std::move(store)), backend_(std::move(backend)) {}
@@ -113,6 +115,16 @@ class C10dGroup final : public ProcessGroup {
     return Start([&] { return backend_->barrier(); })->Wait();
   }
 
+ protected:
+  std::unique_ptr<PendingCollective> Start(const std::function<WorkPtr()>& start) {
+    try {
+      return std::make_unique<PendingWork>(rank(), start());
+    } catch (const std::exception& error) {
+      return std::make_unique<Finished>(LostRank(rank(), error));
+    }
+  }
+  c10d::Backend& backend() { return *backend_; }
+
  private:
   absl::Status AllReduce(void* data, size_t count, at::ScalarType type,
                          c10d::ReduceOp::RedOpType operation) {
@@ -123,16 +135,42 @@ class C10dGroup final : public ProcessGroup {
     return Start([&] { return backend_->allreduce(tensors, options); })->Wait();
   }
 
-  std::unique_ptr<PendingCollective> Start(const std::function<WorkPtr()>& start) {
-    try {
-      return std::make_unique<PendingWork>(rank(), start());
-    } catch (const std::exception& error) {
-      return std::make_unique<Finished>(LostRank(rank(), error));
-    }
-  }
-
   c10::intrusive_ptr<c10d::Store> store_;  // rank 0's serves the others: lives as long as the group
   c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
+// The parts of all ranks under way to this one, which then makes their mean in rank order.
+class PendingMean final : public PendingCollective {
+ public:
+  PendingMean(std::unique_ptr<PendingCollective> exchange, at::Tensor received, at::Tensor part)
+      : exchange_(std::move(exchange)), received_(std::move(received)), part_(std::move(part)) {}
+  absl::Status Wait() override {
+    if (exchange_ == nullptr) return absl::OkStatus();
+    ISTHMUS_RETURN_IF_ERROR(std::exchange(exchange_, nullptr)->Wait());
+    at::NoGradGuard no_grad;
+    const std::vector<at::Tensor> parts = received_.split(part_.numel());
+    part_.copy_(parts[0]);
+    for (size_t rank = 1; rank < parts.size(); ++rank) part_.add_(parts[rank]);
+    part_.div_(static_cast<double>(parts.size()));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::unique_ptr<PendingCollective> exchange_;
+  at::Tensor received_, part_;
+};
+
+class GlooGroup final : public C10dGroup {
+ public:
+  using C10dGroup::C10dGroup;
+  // Gloo's own reduce-scatter reduces a copy of the whole on every rank. This moves each element
+  // once, and its sums have a stated order.
+  std::unique_ptr<PendingCollective> ReduceScatterMean(at::Tensor full, at::Tensor part) override {
+    at::Tensor received = at::empty_like(full);
+    std::vector<int64_t> counts(ranks(), part.numel());
+    auto exchange = Start([&] { return backend().alltoall_base(received, full, counts, counts); });
+    return std::make_unique<PendingMean>(std::move(exchange), received, part);
+  }
 };
 
 bool IsLoopback(const std::string& host) {
@@ -148,7 +186,7 @@ std::unique_ptr<ProcessGroup> ConnectGloo(c10::intrusive_ptr<c10d::Store> store,
                                  ? c10d::ProcessGroupGloo::createDeviceForHostname(host)
                                  : c10d::ProcessGroupGloo::createDefaultDevice());
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
-  return std::make_unique<C10dGroup>(std::move(backend), std::move(store));
+  return std::make_unique<GlooGroup>(std::move(backend), std::move(store));
 }
 
 // c10d records every collective with a stack trace, which costs more than a small collective, and
