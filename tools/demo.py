@@ -42,7 +42,7 @@ nodes {{ name: "{second}" }}
 model {{ layers: 4 heads: 4 width: 128 context: {context} vocab: 256 }}
 data {{ sequences_per_node: {sequences} heldout_permille: 50 eval_sequences: 64
        eval_every: {every} }}
-optimizer {{ lr: 0.004 warmup_steps: {warmup} lr_final_ratio: 0.05 clip_norm: 1.0 }}
+optimizer {{ lr: 0.002 warmup_steps: {warmup} lr_final_ratio: 0.05 clip_norm: 1.0 }}
 codec {{ matrix_density: 0.0078125 vector_density: 0.125 beta: 0.999 }}
 """
 
