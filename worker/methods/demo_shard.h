@@ -61,12 +61,10 @@ class DemoShard {
   absl::Status Apply(float eta, float weight_decay, absl::Span<const std::string* const> update,
                      const std::vector<TensorPart<float>>& parameters);
 
-  // Momentum residual of the parts, in the order of Make; for checkpoints and tests.
+  // Momentum residual of the parts, in the order of Make.
   absl::Span<const float> residual(size_t part) const { return parts_[part].residual; }
-  absl::Span<float> mutable_residual(size_t part) { return absl::MakeSpan(parts_[part].residual); }
+  // Rounds encoded and not settled yet.
   size_t pending_rounds() const { return pending_.size(); }
-  // 2-norm of the residual, for progress and for the report when it is lost.
-  double ResidualNorm() const;
 
  private:
   struct Part {
