@@ -20,7 +20,7 @@ class EndToEnd(SystemCase):
             self.assertLess(summary["up_bytes_per_round"], summary["dense_bytes_per_round"])
         print(summaries)
 
-    def test_nodes_of_one_and_three_ranks_end_equal(self):
+    def test_nodes_of_one_and_four_ranks_end_equal(self):
         cluster = self.cluster({"a": 1, "b": 4})
         cluster.start(self.text)
         self.assert_replicas_equal(self.finish(cluster))
