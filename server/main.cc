@@ -6,26 +6,19 @@
 #include <signal.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
-#include <fstream>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/log.h"
+#include "base/main_flags.h"
 #include "server/coordinator.h"
 #include "server/store.h"
 #include "server/version.h"
@@ -50,44 +43,16 @@ constexpr int kPollMs = 100;
 // How long --exit_when_finished waits for nodes that still fetch the last update.
 constexpr int64_t kLingerMs = 10000;
 
-bool reading_flags = true;
-
-// The flag library ends the process with 1 when a flag is wrong; 2 tells it from other failures.
-void ExitWithUsageCode() {
-  if (reading_flags) std::_Exit(2);
-}
-
 int Fail(int code, absl::string_view sentence) {
   std::fprintf(stderr, "coordinator: %s\n", std::string(sentence).c_str());
   return code;
 }
 
-absl::Status CheckFlags(const std::vector<char*>& positional) {
-  if (positional.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", positional[1], "' is no flag; flags begin with --"));
-  }
+absl::Status CheckFlags() {
   if (absl::GetFlag(FLAGS_run_spec).empty()) {
     return absl::InvalidArgumentError("--run_spec is missing: the file that describes the run");
   }
-  const std::set<std::string> levels = {"debug", "info", "warning", "error"};
-  if (levels.count(absl::GetFlag(FLAGS_log_level)) == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--log_level is '",
-                                                   absl::GetFlag(FLAGS_log_level),
-                                                   "'; it is debug, info, warning or error"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status WriteReadyFile(const std::string& path, const std::vector<std::string>& addresses) {
-  if (path.empty()) return absl::OkStatus();
-  // Whoever waits for the file must not see half of it.
-  const std::string temporary = absl::StrCat(path, ".new");
-  std::ofstream file(temporary);
-  for (const std::string& address : addresses) file << address << "\n";
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("cannot write --ready_file ", path));
+  return CheckLogLevel(absl::GetFlag(FLAGS_log_level));
 }
 
 // Waits for a signal, or with --exit_when_finished for the end of the run.
@@ -116,7 +81,7 @@ int Serve(const sigset_t& signals, v1::RunSpec spec) {
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(server_options);
   if (!server.ok()) {
     const bool flags = absl::IsInvalidArgument(server.status());
-    return Fail(flags ? 2 : 1, server.status().message());
+    return Fail(flags ? kExitFlags : 1, server.status().message());
   }
   LogInfo("serving", {{"address", absl::StrJoin((*server)->addresses(), ",")},
                       {"version", kServerVersion},
@@ -135,24 +100,13 @@ int Serve(const sigset_t& signals, v1::RunSpec spec) {
 }
 
 int Main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("coordinates one training run between its nodes");
-  absl::FlagsUsageConfig usage;
-  usage.version_string = [] {
-    reading_flags = false;
-    return absl::StrCat("isthmus coordinator ", kServerVersion, "\n");
-  };
-  absl::SetFlagsUsageConfig(usage);
-  for (int i = 1; i < argc; ++i) {
-    if (absl::StartsWith(argv[i], "--help")) reading_flags = false;
-  }
-  std::atexit(ExitWithUsageCode);
-  const std::vector<char*> positional = absl::ParseCommandLine(argc, argv);
-  reading_flags = false;
-  if (const absl::Status flags = CheckFlags(positional); !flags.ok()) {
-    return Fail(2, flags.message());
-  }
+  const Program program = {"coordinator", kServerVersion,
+                           "coordinates one training run between its nodes"};
+  absl::Status flags = ReadFlags(program, argc, argv);
+  if (flags.ok()) flags = CheckFlags();
+  if (!flags.ok()) return Fail(kExitFlags, flags.message());
   absl::StatusOr<v1::RunSpec> spec = ReadRunSpecFile(absl::GetFlag(FLAGS_run_spec));
-  if (!spec.ok()) return Fail(2, spec.status().message());
+  if (!spec.ok()) return Fail(kExitFlags, spec.status().message());
   StartLog("coordinator", absl::GetFlag(FLAGS_log_level));
   // Blocked in all threads that are made from here on; WaitForEnd takes them.
   sigset_t signals;

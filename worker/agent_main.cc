@@ -7,23 +7,18 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
-#include <fstream>
-#include <iostream>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
+#include "base/main_flags.h"
+#include "base/status_macros.h"
 #include "transport/addresses.h"
 #include "transport/service.h"
 #include "worker/agent.h"
@@ -48,41 +43,18 @@ constexpr int kPollMs = 100;
 // The whole of a stop: leaving upstream, draining, and room below five seconds.
 constexpr unsigned kStopSecondsMax = 4;
 
-// The flag library ends the process with 1 for a wrong flag and for --help; 2 tells wrong flags
-// from other failures.
-constexpr int kWrongFlags = 2;
-constexpr int kFlagsRead = -1;
-int flags_exit_code = kWrongFlags;
-
-void ExitWithFlagsCode() {
-  if (flags_exit_code == kFlagsRead) return;
-  std::cout.flush();  // _Exit does not
-  std::fflush(nullptr);
-  std::_Exit(flags_exit_code);
-}
-
 int Fail(int code, absl::string_view sentence) {
   std::fprintf(stderr, "agent: %s\n", std::string(sentence).c_str());
   return code;
 }
 
-absl::Status CheckFlags(const std::vector<char*>& positional) {
-  if (positional.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", positional[1], "' is no flag; flags begin with --"));
-  }
+absl::Status CheckFlags() {
   for (const auto& [name, value] : {std::make_pair("node", absl::GetFlag(FLAGS_node)),
                                     std::make_pair("coordinator", absl::GetFlag(FLAGS_coordinator)),
                                     std::make_pair("listen", absl::GetFlag(FLAGS_listen))}) {
     if (value.empty()) return absl::InvalidArgumentError(absl::StrCat("--", name, " is missing"));
   }
-  static const std::set<std::string>& levels =
-      *new std::set<std::string>{"debug", "info", "warning", "error"};
-  if (levels.count(absl::GetFlag(FLAGS_log_level)) == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--log_level is '",
-                                                   absl::GetFlag(FLAGS_log_level),
-                                                   "'; it is debug, info, warning or error"));
-  }
+  ISTHMUS_RETURN_IF_ERROR(CheckLogLevel(absl::GetFlag(FLAGS_log_level)));
   if (!absl::StartsWith(absl::GetFlag(FLAGS_listen), "unix:")) {
     return absl::InvalidArgumentError(absl::StrCat("--listen is '", absl::GetFlag(FLAGS_listen),
                                                    "'; ranks reach their agent over unix:PATH"));
@@ -91,17 +63,6 @@ absl::Status CheckFlags(const std::vector<char*>& positional) {
     return address.status();
   }
   return absl::OkStatus();
-}
-
-absl::Status WriteReadyFile(const std::string& path, const std::vector<std::string>& addresses) {
-  if (path.empty()) return absl::OkStatus();
-  // Whoever waits for the file must not see half of it.
-  const std::string temporary = absl::StrCat(path, ".new");
-  std::ofstream file(temporary);
-  for (const std::string& address : addresses) file << address << "\n";
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("cannot write --ready_file ", path));
 }
 
 // Waits for a signal or for the agent's own end.
@@ -135,7 +96,7 @@ int Serve(const sigset_t& signals) {
   absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::Start(options);
   if (!agent.ok()) {
     const bool flags = agent.status().code() == absl::StatusCode::kInvalidArgument;
-    return Fail(flags ? kWrongFlags : 1, agent.status().message());
+    return Fail(flags ? kExitFlags : 1, agent.status().message());
   }
   GrpcServerOptions server_options;
   server_options.host = agent->get();
@@ -162,22 +123,11 @@ int Serve(const sigset_t& signals) {
 }
 
 int Main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("runs the agent of one node: between its trainers and the run");
-  absl::FlagsUsageConfig usage;
-  usage.version_string = [] {
-    flags_exit_code = 0;
-    return absl::StrCat("isthmus agent ", kAgentVersion, "\n");
-  };
-  absl::SetFlagsUsageConfig(usage);
-  for (int i = 1; i < argc; ++i) {
-    if (absl::StartsWith(argv[i], "--help")) flags_exit_code = 0;
-  }
-  std::atexit(ExitWithFlagsCode);
-  const std::vector<char*> positional = absl::ParseCommandLine(argc, argv);
-  flags_exit_code = kFlagsRead;
-  if (const absl::Status flags = CheckFlags(positional); !flags.ok()) {
-    return Fail(kWrongFlags, flags.message());
-  }
+  const Program program = {"agent", kAgentVersion,
+                           "runs the agent of one node: between its trainers and the run"};
+  absl::Status flags = ReadFlags(program, argc, argv);
+  if (flags.ok()) flags = CheckFlags();
+  if (!flags.ok()) return Fail(kExitFlags, flags.message());
   StartLog(absl::StrCat("agent ", absl::GetFlag(FLAGS_node)), absl::GetFlag(FLAGS_log_level));
   // Blocked in all threads that are made from here on; WaitForEnd takes them one at a time.
   sigset_t signals;

@@ -1,8 +1,11 @@
 #include "worker/progress.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -49,7 +52,6 @@ Progress::~Progress() {
 }
 
 void Progress::StartLoss(double val_loss) {
-  val_loss_ = val_loss;
   if (quiet_) return;
   std::printf("held-out loss before the first step %.4f\n", val_loss);
   std::fflush(stdout);
@@ -85,19 +87,23 @@ void Progress::Round(const RoundReport& report) {
 void Progress::Print(const RoundReport& report, int64_t now_ms) {
   const double seconds = std::max<int64_t>(now_ms - printed_ms_, 1) / 1e3;
   const double rounds = static_cast<double>(rounds_);
+  const auto applied =
+      static_cast<double>(std::max<uint64_t>(report.applied - printed_applied_, 1));
   std::printf(
       "step %6llu/%llu  loss %.4f%s  %7.0f tokens/s  up %s, down %s a round  waited %.0f ms%s\n",
       static_cast<unsigned long long>(report.step), static_cast<unsigned long long>(steps_),
       loss_sum_ / rounds, val_loss_ ? absl::StrFormat("  held-out %.4f", *val_loss_).c_str() : "",
       static_cast<double>(tokens_) / seconds,
       Bytes(static_cast<double>(report.bytes_up - printed_up_) / rounds).c_str(),
-      Bytes(static_cast<double>(report.bytes_down - printed_down_) / rounds).c_str(),
+      Bytes(static_cast<double>(report.bytes_down - printed_down_) / applied).c_str(),
       wait_ms_ / rounds, report.included ? "" : "  (not included)");
   std::fflush(stdout);
   printed_ = true;
   printed_ms_ = now_ms;
   printed_up_ = report.bytes_up;
   printed_down_ = report.bytes_down;
+  printed_applied_ = report.applied;
+  val_loss_.reset();
   tokens_ = rounds_ = 0;
   wait_ms_ = loss_sum_ = 0;
 }
@@ -118,6 +124,16 @@ std::string SummaryJson(const TrainSummary& summary) {
   if (!summary.sample.empty()) json["sample"] = summary.sample;
   // Bytes that are no UTF-8 (a model may write any) become U+FFFD.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+absl::Status CheckCanWrite(const std::string& path) {
+  std::error_code ignored;  // what is not there is no folder
+  if (std::filesystem::is_directory(path, ignored)) {
+    return absl::ErrnoToStatus(EISDIR, absl::StrCat("cannot write '", path, "'"));
+  }
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", path, "'"));
 }
 
 absl::Status WriteFileWhole(const std::string& path, const std::string& text) {

@@ -23,7 +23,8 @@ struct RoundReport {
   uint64_t tokens = 0;  // of the node's batch
   uint64_t bytes_up = 0;
   uint64_t bytes_down = 0;
-  double wait_ms = 0;  // from the submission to the update
+  uint64_t applied = 0;  // updates since the start: more than rounds reported after a catch-up
+  double wait_ms = 0;    // from the submission to the update
   bool included = false;
 };
 
@@ -66,12 +67,16 @@ class Progress {
   bool printed_ = false;
   uint64_t tokens_ = 0, rounds_ = 0;
   double wait_ms_ = 0, loss_sum_ = 0;
-  uint64_t printed_up_ = 0, printed_down_ = 0;
-  std::optional<double> val_loss_;
+  uint64_t printed_up_ = 0, printed_down_ = 0, printed_applied_ = 0;
+  std::optional<double> val_loss_;  // not shown yet
 };
 
 // {"val_loss": ..., "start_loss": ..., "up_bytes_per_round": ..., ...} on one line.
 std::string SummaryJson(const TrainSummary& summary);
+
+// Whether a file may be made at `path`: it is no folder itself, and the folder that it lies in is
+// there and this process may write to it.
+absl::Status CheckCanWrite(const std::string& path);
 
 // Writes `text` to `path`, which appears whole or not at all.
 absl::Status WriteFileWhole(const std::string& path, const std::string& text);

@@ -1,6 +1,7 @@
 #include "worker/trainer.h"
 
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +18,7 @@
 #include "base/status_macros.h"
 #include "spec/manifest.h"
 #include "spec/run_spec.h"
+#include "worker/safetensors.h"
 
 namespace isthmus {
 namespace {
@@ -42,6 +44,21 @@ std::string Printable(std::string text) {
 }
 
 }  // namespace
+
+absl::Status CheckTrainerFiles(const TrainerOptions& options, int rank) {
+  ISTHMUS_RETURN_IF_ERROR(TextData::Open(options.data).status());
+  if (!options.start_file.empty()) {
+    ISTHMUS_RETURN_IF_ERROR(SafetensorsFile::Open(options.start_file).status());
+  }
+  if (rank != 0) return absl::OkStatus();
+  std::vector<std::string> files = {options.save_file, options.summary_file};
+  // Opened in place, so it may be a pipe or device that is there.
+  if (access(options.metrics_file.c_str(), W_OK) != 0) files.push_back(options.metrics_file);
+  for (const std::string& file : files) {
+    if (!file.empty()) ISTHMUS_RETURN_IF_ERROR(CheckCanWrite(file));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& options) {
   auto trainer = std::unique_ptr<Trainer>(new Trainer(options));
@@ -81,6 +98,7 @@ absl::Status Trainer::Run() {
     const int64_t submitted_ms = clock_.NowMs();
     ISTHMUS_RETURN_IF_ERROR(ApplyThrough(opened->round()));
     report_.wait_ms = static_cast<double>(clock_.NowMs() - submitted_ms);
+    ISTHMUS_RETURN_IF_ERROR(CountBytes(&report_));
     ISTHMUS_RETURN_IF_ERROR(Evaluate(&report_));
     if (progress_ != nullptr) progress_->Round(report_);
   }
@@ -140,16 +158,12 @@ absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
   report_ = RoundReport();
   ISTHMUS_ASSIGN_OR_RETURN(const double loss,
                            replica_->ForwardBackward(data_->Step(opened.step())));
-  const SessionCounters counters = options_.client->counters();
-  // Squares of the gradient, loss, payload bytes up: sums over the node.
-  std::array<double, 3> sums = {replica_->GradientSquares(), loss,
-                                static_cast<double>(counters.bytes_up)};
+  // Squares of the gradient, loss: sums over the node.
+  std::array<double, 2> sums = {replica_->GradientSquares(), loss};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
   const int ranks = options_.group->ranks();
   report_.loss = sums[1] / ranks;
   report_.tokens = data_->tokens_per_step() * static_cast<uint64_t>(ranks);
-  report_.bytes_up = static_cast<uint64_t>(sums[2]);
-  report_.bytes_down = update_bytes_;
 
   if (!std::isfinite(sums[0])) {
     std::array<double, 1> tensor = {static_cast<double>(replica_->NonFiniteTensor())};
@@ -210,6 +224,15 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
   return absl::OkStatus();
 }
 
+absl::Status Trainer::CountBytes(RoundReport* report) {
+  std::array<double, 1> bytes_up = {static_cast<double>(options_.client->counters().bytes_up)};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(bytes_up)));
+  report->bytes_up = static_cast<uint64_t>(bytes_up[0]);
+  report->bytes_down = update_bytes_;
+  report->applied = summary_.rounds;
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::Evaluate(RoundReport* report) {
   const uint32_t every = spec_.data().eval_every();
   const bool last = step_ == spec_.steps();
@@ -228,11 +251,9 @@ absl::Status Trainer::Finish() {
   summary_.steps = step_;
   summary_.seconds = static_cast<double>(clock_.NowMs() - started_ms_) / 1e3;
   ISTHMUS_ASSIGN_OR_RETURN(summary_.state_sha256, replica_->StateSha256(step_));
-  const SessionCounters counters = options_.client->counters();
-  std::array<double, 1> bytes_up = {static_cast<double>(counters.bytes_up)};
-  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(bytes_up)));
-  summary_.bytes_up = static_cast<uint64_t>(bytes_up[0]);
-  summary_.bytes_down = update_bytes_;
+  ISTHMUS_RETURN_IF_ERROR(CountBytes(&report_));
+  summary_.bytes_up = report_.bytes_up;
+  summary_.bytes_down = report_.bytes_down;
   // Nothing below needs the run: others are not kept waiting for it.
   options_.client->Leave("finished");
 

@@ -42,6 +42,10 @@ struct TrainerOptions {
   std::function<bool()> stop;  // asked between steps; true ends Run with CANCELLED
 };
 
+// Whether the files named can be read, and (by rank 0) written. Needs no network, so that a wrong
+// path is told before anything is waited for. An error names the file.
+absl::Status CheckTrainerFiles(const TrainerOptions& options, int rank);
+
 class Trainer {
  public:
   // Fetches the spec, opens the data, builds model and start state. Nothing is joined yet.
@@ -65,6 +69,8 @@ class Trainer {
   // Applies updates, in order, up to the one of `round`.
   absl::Status ApplyThrough(uint64_t round);
   absl::Status Apply(const RankClient::Update& update);
+  // The bytes of all ranks so far, after the update: what was sent for it is counted.
+  absl::Status CountBytes(RoundReport* report);
   absl::Status Evaluate(RoundReport* report);
   absl::Status Finish();
 

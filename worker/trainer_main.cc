@@ -12,17 +12,13 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
+#include "base/main_flags.h"
 #include "base/status_macros.h"
 #include "worker/process_group.h"
 #include "worker/rank_client.h"
@@ -48,16 +44,9 @@ ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 namespace isthmus {
 namespace {
 
-constexpr char kVersion[] = "isthmus trainer 0.1.0\n";
-constexpr int kExitFlags = 2;
+constexpr char kVersion[] = "0.1.0";
 
 std::atomic<bool> stop_requested{false};
-bool reading_flags = true;
-
-// The flag library ends the process with 1 when a flag is wrong; 2 tells it from other failures.
-void ExitWithUsageCode() {
-  if (reading_flags) std::_Exit(kExitFlags);
-}
 
 // A step of a large model, or a rank that hangs, must not keep the process: the alarm ends it.
 void OnAlarm(int) { _exit(0); }
@@ -110,11 +99,7 @@ absl::Status ReadGroupFlags(ProcessGroupOptions* options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckFlags(const std::vector<char*>& positional) {
-  if (positional.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", positional[1], "' is no flag; flags begin with --"));
-  }
+absl::Status CheckFlags() {
   if (absl::GetFlag(FLAGS_agent).empty()) {
     return absl::InvalidArgumentError("--agent is not set; it is unix:PATH or HOST:PORT");
   }
@@ -129,34 +114,19 @@ absl::Status CheckFlags(const std::vector<char*>& positional) {
     return absl::InvalidArgumentError(absl::StrCat("--sample is ", absl::GetFlag(FLAGS_sample),
                                                    "; it must be 0 to ", kSampleBytesMax));
   }
-  const std::string level = absl::GetFlag(FLAGS_log_level);
-  if (level != "debug" && level != "info" && level != "warning" && level != "error") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--log_level is '", level, "'; it is debug, info, warning or error"));
-  }
   if (absl::GetFlag(FLAGS_sample_prompt).empty()) {
     return absl::InvalidArgumentError("--sample_prompt is empty; it must have a byte");
   }
-  return absl::OkStatus();
+  return CheckLogLevel(absl::GetFlag(FLAGS_log_level));
 }
 
-absl::Status Train(const ProcessGroupOptions& group_options) {
-  RankClientOptions client_options;
-  client_options.agent = absl::GetFlag(FLAGS_agent);
-  client_options.stop = [] { return stop_requested.load(); };
-  // The same wait, met again, is worth no second line.
-  std::string logged;
-  client_options.on_waiting = [&logged](const std::string& sentence) {
-    if (sentence.empty() || sentence == logged) return;
-    LogInfo("waiting", {{"for", sentence}});
-    logged = sentence;
-  };
-  ISTHMUS_ASSIGN_OR_RETURN(auto client, RankClient::Make(client_options));
-  ISTHMUS_ASSIGN_OR_RETURN(auto group, StartProcessGroup(group_options));
+// Why it was stopped: a signal to one rank ends all of them.
+const char* StopReason() {
+  return stop_requested.load() ? "stopped by signal" : "another rank of this node was stopped";
+}
 
+TrainerOptions ReadTrainerOptions() {
   TrainerOptions options;
-  options.group = group.get();
-  options.client = client.get();
   options.data = absl::GetFlag(FLAGS_data);
   options.start_file = absl::GetFlag(FLAGS_start_file);
   options.save_file = absl::GetFlag(FLAGS_save);
@@ -165,11 +135,37 @@ absl::Status Train(const ProcessGroupOptions& group_options) {
   options.sample_bytes = absl::GetFlag(FLAGS_sample);
   options.sample_prompt = absl::GetFlag(FLAGS_sample_prompt);
   options.threads = absl::GetFlag(FLAGS_threads);
-  options.stop = client_options.stop;
+  options.stop = [] { return stop_requested.load(); };
+  return options;
+}
+
+absl::Status Train(const ProcessGroupOptions& group_options) {
+  TrainerOptions options = ReadTrainerOptions();
+  ISTHMUS_RETURN_IF_ERROR(CheckTrainerFiles(options, group_options.rank));
+  RankClientOptions client_options;
+  client_options.agent = absl::GetFlag(FLAGS_agent);
+  client_options.stop = options.stop;
+  // The same wait, met again, is worth no second line.
+  std::string logged;
+  client_options.on_waiting = [&logged](const std::string& sentence) {
+    if (sentence.empty() || sentence == logged) return;
+    LogInfo("waiting", {{"for", sentence}});
+    logged = sentence;
+  };
+  ISTHMUS_ASSIGN_OR_RETURN(auto client, RankClient::Make(client_options));
+  if (group_options.ranks > 1) {
+    LogInfo(absl::StrCat("rank ", group_options.rank, " of ", group_options.ranks,
+                         " waits for the other ranks at ", group_options.master_addr, ":",
+                         group_options.master_port, " (MASTER_ADDR:MASTER_PORT)"));
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(auto group, StartProcessGroup(group_options));
+
+  options.group = group.get();
+  options.client = client.get();
   ISTHMUS_ASSIGN_OR_RETURN(auto trainer, Trainer::Make(options));
   const absl::Status status = trainer->Run();
   if (stop_requested.load() || absl::IsCancelled(status)) {
-    client->Leave("stopped by signal");
+    client->Leave(StopReason());
   } else if (!status.ok()) {
     // The run need not wait for this node's lease to end.
     client->Leave(std::string(status.message().substr(0, kReasonBytesMax)));
@@ -178,21 +174,11 @@ absl::Status Train(const ProcessGroupOptions& group_options) {
 }
 
 int Main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("one rank of a node: trains the model of its agent's run");
-  absl::FlagsUsageConfig usage;
-  usage.version_string = [] {
-    reading_flags = false;
-    return std::string(kVersion);
-  };
-  absl::SetFlagsUsageConfig(usage);
-  for (int i = 1; i < argc; ++i) {
-    if (absl::StartsWith(argv[i], "--help")) reading_flags = false;
-  }
-  std::atexit(ExitWithUsageCode);
-  const std::vector<char*> positional = absl::ParseCommandLine(argc, argv);
-  reading_flags = false;
+  const Program program = {"trainer", kVersion,
+                           "one rank of a node: trains the model of its agent's run"};
   ProcessGroupOptions group;
-  absl::Status flags = CheckFlags(positional);
+  absl::Status flags = ReadFlags(program, argc, argv);
+  if (flags.ok()) flags = CheckFlags();
   if (flags.ok()) flags = ReadGroupFlags(&group);
   if (flags.ok()) flags = CheckProcessGroupOptions(group);
   if (!flags.ok()) {
@@ -205,7 +191,7 @@ int Main(int argc, char** argv) {
   const absl::Status status = Train(group);
   if (status.ok()) return 0;
   if (stop_requested.load() || absl::IsCancelled(status)) {
-    LogInfo("stopped by signal");
+    LogInfo(StopReason());
     return 0;
   }
   std::fprintf(stderr, "trainer: %s\n", std::string(status.message()).c_str());

@@ -2,9 +2,10 @@
 
 import json
 import re
+import subprocess
 
 from demo_cluster import free_port
-from system_case import SystemCase
+from system_case import BINARIES, SystemCase
 from xml_report import main
 
 
@@ -24,10 +25,20 @@ class BadInput(SystemCase):
         return cluster
 
     def test_missing_data_file(self):
-        cluster = self.start_coordinator({"a": 1})
-        cluster.start_agent("a")
+        cluster = self.cluster({"a": 1})  # no agent: a wrong path is told before any wait
         cluster.start_trainers("a", self.folder / "nowhere.txt")
         self.assert_fails(cluster, "trainer-a-0", "nowhere.txt")
+
+    def test_result_in_a_missing_folder(self):
+        cluster = self.cluster({"a": 1})
+        cluster.start_trainers("a", self.text, [f"--save={self.folder}/nowhere/model"])
+        self.assert_fails(cluster, "trainer-a-0", "nowhere/model")
+
+    def test_help_shows_the_flags_of_each_program(self):
+        for name, flag in {"coordinator": "run_spec", "agent": "node", "trainer": "data"}.items():
+            shown = subprocess.run([BINARIES[name], "--help"], capture_output=True, text=True)
+            self.assertEqual(shown.returncode, 0, name)
+            self.assertIn(f"--{flag} ", shown.stdout)
 
     def test_run_spec_that_does_not_parse(self):
         cluster = self.cluster({"a": 1})

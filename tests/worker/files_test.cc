@@ -219,6 +219,35 @@ TEST(Safetensors, RefusesDamagedFiles) {
             std::string::npos);
 }
 
+TEST(Progress, ShowsHeldOutLossOnceAndBytesARound) {
+  testing::internal::CaptureStdout();
+  auto progress = Progress::Start(2, /*quiet=*/false, "");
+  ASSERT_TRUE(progress.ok()) << progress.status();
+  (*progress)->StartLoss(5);
+  RoundReport report;
+  report.step = 1;
+  report.applied = 10;  // nine of them caught up with
+  report.bytes_up = 500;
+  report.bytes_down = 4000;
+  report.val_loss = 3;
+  (*progress)->Round(report);
+  report.val_loss.reset();
+  report.step = 2;
+  (*progress)->Round(report);
+  const std::string text = testing::internal::GetCapturedStdout();
+  EXPECT_NE(text.find("up 500 B, down 400 B a round"), std::string::npos) << text;
+  const size_t shown = text.find("  held-out 3.0000");
+  EXPECT_NE(shown, std::string::npos) << text;
+  EXPECT_EQ(text.find("  held-out", shown + 1), std::string::npos) << text;
+}
+
+TEST(Progress, TellsWhetherAFileCanBeMade) {
+  EXPECT_TRUE(CheckCanWrite(testing::TempDir() + "/new").ok());
+  EXPECT_TRUE(CheckCanWrite("new").ok());
+  EXPECT_EQ(CheckCanWrite("/nowhere/new").code(), absl::StatusCode::kNotFound);
+  EXPECT_FALSE(CheckCanWrite(testing::TempDir()).ok());
+}
+
 TEST(Progress, WritesALineForEachRoundAndTheSummary) {
   const std::string path = testing::TempDir() + "/metrics.jsonl";
   {
