@@ -1,258 +1,320 @@
+// One round's way through the agent, from top to bottom:
+//
+//   OnOpened          the coordinator opens it; every rank that watches is told
+//   BeginSubmit       each rank sends its part; the pieces gather in the bundle
+//   EndPart           with the last part they are one contribution, which goes upstream
+//   OnUpdate          one update comes down; each rank gets the pieces of what it holds
+//   RankAcknowledged  what all ranks have applied is told upstream
 #include "worker/agent.h"
 
 #include <algorithm>
-#include <chrono>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
-#include "spec/run_spec.h"
-#include "transport/backoff.h"
 #include "transport/errors.h"
 #include "worker/agent_impl.h"
 
 namespace isthmus {
 namespace {
 
-// How often the control thread looks whether a rank that had joined has gone silent.
-constexpr std::chrono::milliseconds kTick(200);
-
-// Different in each process, so that agents that lost one coordinator do not come back in step.
-uint64_t RandomSeed() {
-  uint64_t seed = 0;
-  for (char byte : RandomBytes(sizeof(seed))) seed = seed << 8 | static_cast<unsigned char>(byte);
-  return seed;
+bool IsFinalRefusal(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kInvalidArgument ||
+         status.code() == absl::StatusCode::kFailedPrecondition ||
+         status.code() == absl::StatusCode::kResourceExhausted;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
-  if (options.node.empty() || options.node.size() > kNameBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("the node's name has ", options.node.size(),
-                                                   " bytes; it has 1 to ", kNameBytesMax));
-  }
-  if (options.ranks < 1 || options.ranks > kRanksMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a node has 1 to ", kRanksMax, " ranks, not ", options.ranks));
-  }
-  ClientOptions client_options;
-  client_options.address = options.coordinator;
-  ISTHMUS_ASSIGN_OR_RETURN(auto client, Client::Make(client_options));
-  ISTHMUS_ASSIGN_OR_RETURN(auto state, StateFolder::Open(options.state_dir));
-  auto agent = std::make_unique<AgentImpl>(options, std::move(state), std::move(client));
-  agent->StartControl();
-  return agent;
-}
-
-AgentImpl::AgentImpl(const AgentOptions& options, std::unique_ptr<StateFolder> state,
-                     std::unique_ptr<Client> client)
-    : options_(options),
-      client_(std::move(client)),
-      state_(std::move(state)),
-      spec_waiting_(absl::StrCat("connecting to ", options.coordinator)),
-      watches_(options.ranks) {}
-
-void AgentImpl::StartControl() { control_ = std::thread(&AgentImpl::Control, this); }
-
-std::string AgentImpl::Name() const { return absl::StrCat("agent ", options_.node); }
-
-absl::Status AgentImpl::Stopping() const {
-  return WithReason(absl::UnavailableError(absl::StrCat(Name(), " stops: ", stop_reason_)),
-                    kReasonShuttingDown);
-}
-
-AgentImpl::~AgentImpl() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-    // Without Stop before it this is a crash: nobody is told.
-    upstream_ = session_ != nullptr ? Upstream::kClosing : Upstream::kNone;
-  }
-  changed_.notify_all();
-  client_->Cancel();
-  control_.join();
-}
-
-void AgentImpl::Stop(const std::string& reason) {
-  Closings closings;
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (!stopping_) {
-    stopping_ = true;
-    stop_reason_ = reason;
-    leave_ = session_ != nullptr;
-    if (leave_) upstream_ = Upstream::kClosing;
-    TakeWatches(Stopping(), &closings);
-    LogInfo("stopping", {{"reason", reason}});
-  }
-  changed_.notify_all();
-  lock.unlock();
-  client_->Cancel();
-  Close(closings);
-  lock.lock();
-  // The control thread leaves upstream; it ends either way after one call's time.
-  changed_.wait(lock, [this] { return ended_.has_value(); });
-}
-
-bool AgentImpl::WaitEnded(int timeout_ms) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                           [this] { return ended_.has_value(); });
-}
-
-absl::Status AgentImpl::ended() const {
+void AgentImpl::OnOpened(const v1::RoundOpened& opened) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return ended_.value_or(absl::OkStatus());
-}
-
-void AgentImpl::End(const absl::Status& status) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!ended_.has_value()) ended_ = status;
-  changed_.notify_all();
-}
-
-void AgentImpl::Control() {
-  if (!FetchSpec()) return;
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    if (upstream_ == Upstream::kClosing) CloseSession(&lock);
-    if (stopping_ || ended_.has_value()) break;
-    Tick();
-    if (upstream_ == Upstream::kClosing || ended_.has_value()) continue;
-    changed_.wait_for(lock, kTick);
+  if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
+  log_->Opened(opened);
+  if (bundle_ == nullptr || bundle_->round() != opened.round()) OpenBundle(opened);
+  const WatchEvent event = log_->OpenedEvent(opened.round());
+  if (event == nullptr) return;  // it was committed before
+  for (const RankWatch& watch : watches_) {
+    if (watch.queue != nullptr && watch.last_round < opened.round()) watch.queue->Push(event);
   }
-  lock.unlock();
-  End(absl::OkStatus());
-}
-
-absl::Status AgentImpl::NotInSpec(const v1::RunSpec& spec) const {
-  std::vector<std::string> names;
-  for (const v1::NodeSpec& node : spec.nodes()) names.push_back(node.name());
-  constexpr size_t kShown = 16;
-  const bool more = names.size() > kShown;
-  if (more) names.resize(kShown);
-  return WithReason(absl::NotFoundError(absl::StrCat(
-                        "run '", spec.run(), "' has no node '", options_.node, "'; its nodes are ",
-                        absl::StrJoin(names, ", "), more ? ", ..." : "")),
-                    "UNKNOWN_NODE");
 }
 
 // Under the mutex.
-void AgentImpl::TakeSpec(const v1::JoinRunResponse& spec) {
-  spec_ = spec;
-  spec_->set_node(options_.node);
-  RankGroupOptions group;
-  group.node = options_.node;
-  group.ranks = options_.ranks;
-  group.spec = spec.spec();
-  group.knows_earlier_attempts = state_->durable();
-  group_.emplace(group);
-  LogInfo("spec received", {{"run", spec.spec().run()}, {"from", options_.coordinator}});
+void AgentImpl::OpenBundle(const v1::RoundOpened& opened) {
+  BundleOptions options;
+  options.round = opened.round();
+  options.base_round = opened.base_round();
+  options.attempt = joined_->attempt();
+  options.bytes_max = kOpenContributionBytesMax;
+  for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
+    options.rank_ranges.push_back(group_->ranges(rank));
+  }
+  bundle_ = std::make_shared<Bundle>(options);
 }
 
-// Asks for the spec until it is there. False: the agent has ended.
-bool AgentImpl::FetchSpec() {
-  Backoff backoff(RandomSeed());
-  v1::JoinRunRequest request;
-  request.set_node(options_.node);
-  request.set_role(v1::ROLE_NODE);
-  std::string told;
-  while (true) {
-    const absl::StatusOr<v1::JoinRunResponse> spec = client_->JoinRun(request);
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (stopping_) break;
-    if (spec.ok() && NodeIndex(spec->spec(), options_.node) >= 0) {
-      TakeSpec(*spec);
-      return true;
-    }
-    const absl::Status status = spec.ok() ? NotInSpec(spec->spec()) : spec.status();
-    spec_waiting_ = std::string(status.message());
-    if (!IsRetryable(status)) {
-      LogError("refused", {{"by", options_.coordinator}, {"why", spec_waiting_}});
-      refusal_ = status;
-      // Ranks that wait for the spec ask again within this time and are told.
-      if (rank_asked_) {
-        changed_.wait_for(lock, std::chrono::milliseconds(kRefusalLingerMs),
-                          [this] { return stopping_; });
-      }
-      break;
-    }
-    if (spec_waiting_ != told) {
-      told = spec_waiting_;
-      LogWarning("waiting for the coordinator", {{"at", options_.coordinator}, {"why", told}});
-    }
-    const int64_t delay_ms = backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(status), 0));
-    changed_.wait_for(lock, std::chrono::milliseconds(delay_ms), [this] { return stopping_; });
-    if (stopping_) break;
+// One rank's part of a contribution on its way in. The host outlives it.
+class RankPartSink final : public SubmissionSink {
+ public:
+  RankPartSink(AgentImpl* agent, std::shared_ptr<Bundle> bundle, std::shared_ptr<const Grid> grid,
+               uint32_t rank)
+      : agent_(agent), bundle_(std::move(bundle)), grid_(std::move(grid)), rank_(rank) {}
+
+  absl::Status AddPiece(std::string piece) override {
+    const absl::StatusOr<PieceView> view = CheckRankPiece(*grid_, piece);
+    std::lock_guard<std::mutex> lock(agent_->mutex_);
+    const absl::Status status =
+        view.ok() ? bundle_->Add(rank_, *view, std::move(piece)) : view.status();
+    if (IsFinalRefusal(status)) agent_->RefusePart(bundle_, rank_, status);
+    return status;
   }
-  End(refusal_);
+
+  absl::StatusOr<v1::SubmitResponse> End(const v1::SubmitEnd&) override {
+    return agent_->EndPart(bundle_, *grid_, rank_);
+  }
+
+ private:
+  AgentImpl* agent_;
+  std::shared_ptr<Bundle> bundle_;
+  std::shared_ptr<const Grid> grid_;
+  uint32_t rank_;
+};
+
+absl::StatusOr<std::unique_ptr<SubmissionSink>> AgentImpl::BeginSubmit(
+    const v1::SubmitHeader& header) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(CheckRank(header.role(), header.rank(), header.incarnation()));
+  RankAcknowledged(header.rank(), header.acknowledged_round());
+  ISTHMUS_RETURN_IF_ERROR(CheckRound(header));
+  if (const absl::Status good = CheckHeader(header); !good.ok()) {
+    RefusePart(bundle_, header.rank(), good);
+    return good;
+  }
+  if (header.abstain_reason().empty()) {
+    ISTHMUS_RETURN_IF_ERROR(bundle_->Begin(header.rank(), header.tokens(), header.steps()));
+  } else {
+    ISTHMUS_RETURN_IF_ERROR(bundle_->Abstain(header.rank(), header.abstain_reason()));
+    SendAbstention(bundle_);
+  }
+  return std::make_unique<RankPartSink>(this, bundle_, group_->grid(), header.rank());
+}
+
+// Under the mutex. Whether the round takes parts now.
+absl::Status AgentImpl::CheckRound(const v1::SubmitHeader& header) const {
+  if (header.round() <= log_->committed_round()) {
+    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                          "round ", header.round(), " is closed, the last committed is ",
+                          log_->committed_round(), "; wait for its update")),
+                      "ROUND_CLOSED");
+  }
+  if (bundle_ != nullptr && header.round() == bundle_->round()) return absl::OkStatus();
+  // After a restart of this agent a rank may know of a round before the coordinator has told us.
+  return AskAgain(absl::StrCat("round ", header.round(), " is not open yet at ", Name()));
+}
+
+// Under the mutex. What a rank's header may say of the open round.
+absl::Status AgentImpl::CheckHeader(const v1::SubmitHeader& header) const {
+  const std::string who = absl::StrCat("rank ", header.rank(), ", round ", header.round(), ": ");
+  const auto wrong = [&who](const std::string& text, absl::string_view reason) {
+    return WithReason(absl::FailedPreconditionError(who + text), reason);
+  };
+  const v1::RoundOpened& opened = *log_->open_round();
+  if (header.fragment() != opened.fragment() || header.base_round() != opened.base_round()) {
+    return wrong(absl::StrCat("computed for fragment ", header.fragment(), " on round ",
+                              header.base_round(), "; it is open for fragment ", opened.fragment(),
+                              " on round ", opened.base_round()),
+                 "WRONG_BASE");
+  }
+  if (header.attempt() != joined_->attempt()) {
+    return wrong(absl::StrCat("computed under attempt ", header.attempt(),
+                              ", the group's attempt is ", joined_->attempt()),
+                 "WRONG_ATTEMPT");
+  }
+  if (header.abstain_reason().size() > kReasonBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(who, "abstain_reason has ",
+                                                   header.abstain_reason().size(),
+                                                   " bytes; the limit is ", kReasonBytesMax));
+  }
+  if (!header.abstain_reason().empty()) return absl::OkStatus();
+  if (header.codec() != v1::PAYLOAD_CODEC_TOPK_F32) {
+    return wrong(
+        absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()), "; contributions have ",
+                     v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32)),
+        "WRONG_CODEC");
+  }
+  for (const v1::ChunkRange& range : header.ranges()) {
+    if (group_->ranges(header.rank()).Contains(range.begin(), range.end())) continue;
+    return wrong(absl::StrCat("chunks ", range.begin(), " to before ", range.end(),
+                              " are not all of those it joined with"),
+                 "WRONG_RANGE");
+  }
+  // Sums over ranks stay far from 64 bits with this.
+  if (header.tokens() > kTokensMax || header.steps() > kStepsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(who, header.tokens(), " tokens and ",
+                                                   header.steps(), " steps; the limits are ",
+                                                   kTokensMax, " and ", kStepsMax));
+  }
+  if (header.payload_bytes() <= kOpenContributionBytesMax) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(who, "payload_bytes is ", header.payload_bytes(),
+                                                   "; the limit is ", kOpenContributionBytesMax));
+}
+
+// Under the mutex. A part that is refused for good never comes: the node abstains, so that nobody
+// waits for it.
+void AgentImpl::RefusePart(const std::shared_ptr<Bundle>& bundle, uint32_t rank,
+                           const absl::Status& status) {
+  LogWarning("part refused", {{"round", absl::StrCat(bundle->round())},
+                              {"rank", absl::StrCat(rank)},
+                              {"why", std::string(status.message())}});
+  bundle->Refuse(rank, status.message());
+  SendAbstention(bundle);
+}
+
+absl::StatusOr<v1::SubmitResponse> AgentImpl::EndPart(const std::shared_ptr<Bundle>& bundle,
+                                                      const Grid& grid, uint32_t rank) {
+  const absl::Status closed =
+      WithReason(absl::AbortedError(absl::StrCat("round ", bundle->round(),
+                                                 " closed while sending; wait for its update")),
+                 "ROUND_CLOSED");
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
+  if (const absl::Status ended = bundle->End(rank); !ended.ok()) {
+    RefusePart(bundle, rank, ended);
+    return ended;
+  }
+  // An abstention has been taken when it came, so this is a contribution.
+  const std::shared_ptr<Submission> submission = bundle->Take();
+  if (submission == nullptr) {
+    TellWaiting();
+    return Receipt(*bundle);
+  }
+  lock.unlock();
+  std::vector<const std::string*> pieces;
+  for (const std::string& piece : submission->pieces) pieces.push_back(&piece);
+  const absl::StatusOr<std::string> digest = PayloadDigest(grid, pieces);
+  ISTHMUS_CHECK(digest.ok());  // every piece was checked, and the ranges cover the model
+  submission->digest = *digest;
+  lock.lock();
+  bundle->set_digest(*digest);
+  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
+  SendContribution(submission);
+  TellWaiting();
+  return Receipt(*bundle);
+}
+
+// Under the mutex.
+v1::SubmitResponse AgentImpl::Receipt(const Bundle& bundle) const {
+  v1::SubmitResponse receipt;
+  receipt.set_round(bundle.round());
+  receipt.set_complete(!bundle.digest().empty());
+  receipt.set_digest(bundle.digest());
+  receipt.set_attempt(joined_.has_value() ? joined_->attempt() : 0);
+  return receipt;
+}
+
+// Under the mutex.
+void AgentImpl::SendContribution(const std::shared_ptr<Submission>& submission) {
+  // Before the first byte leaves: an agent started after us must know what we sent.
+  const absl::Status saved =
+      state_->SaveSent({submission->round, submission->attempt, submission->digest});
+  if (!saved.ok()) {
+    LogError("cannot write the state folder, abstaining", {{"why", std::string(saved.message())}});
+    submission->abstain_reason = std::string(saved.message().substr(0, kReasonBytesMax));
+    submission->ranges.clear();
+    submission->pieces.clear();
+    submission->digest.clear();
+  }
+  SendUpstream(submission);
+}
+
+// Under the mutex.
+void AgentImpl::SendAbstention(const std::shared_ptr<Bundle>& bundle) {
+  // While the session ends it is with the control thread.
+  if (!bundle->abstains() || bundle != bundle_ || upstream_ != Upstream::kJoined) return;
+  const std::shared_ptr<Submission> submission = bundle->Take();
+  if (submission == nullptr) return;
+  LogWarning("abstaining",
+             {{"round", absl::StrCat(submission->round)}, {"why", submission->abstain_reason}});
+  SendUpstream(submission);
+}
+
+// Under the mutex.
+void AgentImpl::SendUpstream(std::shared_ptr<const Submission> submission) {
+  const uint64_t round = submission->round;
+  session_->Submit(std::move(submission), [round](const absl::Status& status) {
+    LogWarning("the coordinator refused this node's contribution",
+               {{"round", absl::StrCat(round)}, {"why", std::string(status.message())}});
+  });
+}
+
+void AgentImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
+  Closings closings;
+  std::shared_ptr<const Grid> grid;
+  std::string previous;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
+    grid = group_->grid();
+    previous = previous_sha256_;
+  }
+  const absl::Status good = CheckUpdate(*grid, *update, previous);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
+    if (!good.ok()) {
+      RefuseGroup(good, &closings);
+    } else {
+      const uint64_t round = update->record.round();
+      previous_sha256_ = update->record.sha256();
+      const bool own_included = OwnIncluded(update->record);
+      log_->Committed(grid, *update, own_included);
+      if (bundle_ != nullptr && bundle_->round() <= round) bundle_.reset();
+      for (const RankWatch& watch : watches_) {
+        if (watch.queue == nullptr || watch.last_round >= round) continue;
+        for (WatchEvent& event : log_->UpdateFor(round, watch.ranges)) {
+          watch.queue->Push(std::move(event));
+        }
+      }
+      LogDebug("update", {{"round", absl::StrCat(round)},
+                          {"included", absl::StrCat(update->record.included_size())},
+                          {"own_included", own_included ? "yes" : "no"}});
+    }
+  }
+  Close(closings);
+}
+
+// The record lists this node with the very contribution that this group sent.
+bool AgentImpl::OwnIncluded(const v1::UpdateRecord& record) const {
+  const SentContribution& sent = state_->sent();
+  if (sent.round != record.round() || sent.attempt != joined_->attempt()) return false;
+  for (const v1::IncludedContribution& included : record.included()) {
+    if (included.node() == options_.node) return included.digest() == sent.digest;
+  }
   return false;
 }
 
-// Under the mutex: what follows from the state and the time. May set kClosing.
-void AgentImpl::Tick() {
-  if (upstream_ == Upstream::kNone && refusal_.ok() && group_->complete()) {
-    const absl::Status started = StartSession();
-    if (!started.ok()) refusal_ = started;
-    return;
+void AgentImpl::OnFinished(uint64_t last_round) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
+  log_->Finished(last_round);
+  for (const RankWatch& watch : watches_) {
+    if (watch.queue != nullptr) watch.queue->Push(log_->FinishedEvent());
   }
-  // A refused group is over when all of its ranks are gone or told (JoinGroup marks them as left).
-  const bool finished = !refusal_.ok() || (log_.has_value() && log_->finished());
-  if (!group_->Over(finished, clock_.NowMs())) return;
-  const absl::Status refusal = refusal_;
-  LogInfo("the trainer group has ended", {{"node", options_.node}});
-  exits_ = options_.exit_when_finished && finished;
-  if (session_ != nullptr) {
-    upstream_ = Upstream::kClosing;
-    leave_ = true;
-  }
-  group_->Reset();
-  refusal_ = absl::OkStatus();
-  if (exits_ && (session_ == nullptr || !refusal.ok())) ended_ = refusal;
+  LogInfo("the run is finished", {{"round", absl::StrCat(last_round)}});
 }
 
-// Under the mutex.
-absl::Status AgentImpl::StartSession() {
-  SessionOptions options;
-  options.client.address = options_.coordinator;
-  options.join = group_->NodeJoin();
-  options.join.set_secret(state_->secret());
-  options.join.set_client_version(kAgentVersion);
-  options.listener = this;
-  options.backoff_seed = RandomSeed();
-  previous_sha256_ = options.join.last_update_sha256();
-  acknowledged_ = options.join.last_round();
-  joined_.reset();
-  first_incarnation_ = 0;
-  bundle_.reset();
-  log_.emplace(options.join.last_round(), kKeptUpdateBytesMax);
-  upstream_waiting_ = absl::StrCat("connecting to ", options_.coordinator);
-  ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));
-  upstream_ = Upstream::kJoining;
-  LogInfo("all ranks are there, joining", {{"ranks", absl::StrCat(options_.ranks)},
-                                           {"coordinator", options_.coordinator},
-                                           {"last_round", absl::StrCat(options.join.last_round())},
-                                           {"attempt", absl::StrCat(options.join.attempt())}});
-  return absl::OkStatus();
-}
-
-// Ends the session without the mutex, which its last events may want.
-void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
-  std::unique_ptr<Session> session = std::move(session_);
-  const bool leave = std::exchange(leave_, false);
-  const std::string reason = stopping_ ? stop_reason_ : last_rank_reason_;
-  lock->unlock();
-  if (session != nullptr && leave) session->Leave(reason);
-  session.reset();
-  lock->lock();
-  upstream_ = Upstream::kNone;
-  joined_.reset();
-  bundle_.reset();
-  log_.reset();
-  if (leave && exits_) ended_ = absl::OkStatus();
+// Under the mutex. Tells upstream what all ranks have applied, round by round.
+void AgentImpl::RankAcknowledged(uint32_t rank, uint64_t round) {
+  if (upstream_ != Upstream::kJoined) return;
+  group_->Acknowledge(rank, std::min(round, log_->committed_round()));
+  const uint64_t all = group_->AcknowledgedByAll();
+  for (; acknowledged_ < all; ++acknowledged_) {
+    const std::string sha256 = log_->RecordSha256(acknowledged_ + 1);
+    if (!sha256.empty()) session_->Acknowledge(acknowledged_ + 1, sha256);
+  }
+  log_->Forget(all);
 }
 
 }  // namespace isthmus

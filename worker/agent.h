@@ -6,9 +6,9 @@
 //   ranks  --Submit--->|  bundle        |--Submit----------> one contribution
 //   ranks  <--watch----|  round_log     |<--watch----------- every update once
 //
-// Files, in the order of a round: agent_ranks.cc takes what ranks send; agent_upstream.cc takes
-// what the coordinator sends; agent.cc starts and ends things. The ranks keep their pieces until
-// the round is settled, so an agent may die at any time and come back.
+// agent.cc is one round's way through the agent; agent_ranks.cc admits ranks and watches them;
+// agent_control.cc starts and ends things. The ranks keep their pieces until the round is settled,
+// so an agent may die at any time and come back.
 #pragma once
 
 #include <cstdint>

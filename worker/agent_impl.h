@@ -1,4 +1,8 @@
-// The agent's state, shared by agent.cc, agent_ranks.cc and agent_upstream.cc.
+// The agent's state, shared by its files:
+//
+//   agent.cc          one round's way through the agent
+//   agent_ranks.cc    ranks come, say that they live, and leave
+//   agent_control.cc  start and end, the spec, the session with the coordinator
 //
 // Threads: calls of ranks come from the transport, events of the run from the session's thread, and
 // one control thread does what may block (fetching the spec, starting, leaving and destroying the
@@ -34,15 +38,16 @@ class AgentImpl final : public Agent, private SessionListener {
   ~AgentImpl() override;
   void StartControl();
 
-  // agent.cc
+  // agent_control.cc
   bool WaitEnded(int timeout_ms) override;
   absl::Status ended() const override;
   void Stop(const std::string& reason) override;
 
-  // agent_ranks.cc: RoundHost
-  absl::StatusOr<v1::JoinRunResponse> JoinRun(const v1::JoinRunRequest& request) override;
+  // RoundHost: agent.cc
   absl::StatusOr<std::unique_ptr<SubmissionSink>> BeginSubmit(
       const v1::SubmitHeader& header) override;
+  // RoundHost: agent_ranks.cc
+  absl::StatusOr<v1::JoinRunResponse> JoinRun(const v1::JoinRunRequest& request) override;
   absl::StatusOr<std::shared_ptr<WatchQueue>> Watch(
       const v1::WatchUpdatesRequest& request) override;
   void WatchEnded(const v1::WatchUpdatesRequest& request,
@@ -65,47 +70,47 @@ class AgentImpl final : public Agent, private SessionListener {
     kClosing,  // the control thread is about to end the session
   };
 
-  // agent.cc
-  void Control();
-  bool FetchSpec();
-  absl::Status NotInSpec(const v1::RunSpec& spec) const;
-  void TakeSpec(const v1::JoinRunResponse& spec);
-  absl::Status StartSession();
-  void CloseSession(std::unique_lock<std::mutex>* lock);
-  void Tick();
-  void End(const absl::Status& status);
-  std::string Name() const;
-  absl::Status Stopping() const;
-
-  // agent_ranks.cc
-  absl::StatusOr<v1::JoinRunResponse> JoinGroup(const v1::JoinRunRequest& request);
-  absl::Status CheckRank(v1::Role role, uint32_t rank, uint64_t incarnation) const;
+  // agent.cc: one round
+  void OnOpened(const v1::RoundOpened& opened) override;
+  void OpenBundle(const v1::RoundOpened& opened);
   absl::Status CheckRound(const v1::SubmitHeader& header) const;
   absl::Status CheckHeader(const v1::SubmitHeader& header) const;
-  void RankAcknowledged(uint32_t rank, uint64_t round);
   void RefusePart(const std::shared_ptr<Bundle>& bundle, uint32_t rank, const absl::Status& status);
   // `grid` is the one that the part's pieces were checked against: the group may have changed.
   absl::StatusOr<v1::SubmitResponse> EndPart(const std::shared_ptr<Bundle>& bundle,
                                              const Grid& grid, uint32_t rank);
-  void SendAbstention(const std::shared_ptr<Bundle>& bundle);
-  void SendContribution(const std::shared_ptr<Submission>& submission);
-  void SendUpstream(std::shared_ptr<const Submission> submission);
   v1::SubmitResponse Receipt(const Bundle& bundle) const;
-
-  // agent_upstream.cc: SessionListener
-  void OnJoined(const v1::JoinRunResponse& joined) override;
-  void OnOpened(const v1::RoundOpened& opened) override;
+  void SendContribution(const std::shared_ptr<Submission>& submission);
+  void SendAbstention(const std::shared_ptr<Bundle>& bundle);
+  void SendUpstream(std::shared_ptr<const Submission> submission);
   void OnUpdate(std::shared_ptr<const CommittedUpdate> update) override;
-  void OnFinished(uint64_t last_round) override;
-  void OnEnded(const absl::Status& status) override;
-  void OnWaiting(const std::string& sentence) override;
   bool OwnIncluded(const v1::UpdateRecord& record) const;
-  void RefuseGroup(const absl::Status& status, Closings* closings);
-  void TakeWatches(const absl::Status& status, Closings* closings);
-  static void Close(const Closings& closings);
-  void OpenBundle(const v1::RoundOpened& opened);
+  void OnFinished(uint64_t last_round) override;
+  void RankAcknowledged(uint32_t rank, uint64_t round);
+
+  // agent_ranks.cc
+  absl::StatusOr<v1::JoinRunResponse> JoinGroup(const v1::JoinRunRequest& request);
+  absl::Status CheckRank(v1::Role role, uint32_t rank, uint64_t incarnation) const;
   std::string WaitingForRanks() const;
   void TellWaiting();
+  void TakeWatches(const absl::Status& status, Closings* closings);
+  static void Close(const Closings& closings);
+
+  // agent_control.cc
+  void Control();
+  bool FetchSpec();
+  absl::Status NotInSpec(const v1::RunSpec& spec) const;
+  void TakeSpec(const v1::JoinRunResponse& spec);
+  void Tick();
+  absl::Status StartSession();
+  void OnJoined(const v1::JoinRunResponse& joined) override;
+  void OnWaiting(const std::string& sentence) override;
+  void OnEnded(const absl::Status& status) override;
+  void RefuseGroup(const absl::Status& status, Closings* closings);
+  void CloseSession(std::unique_lock<std::mutex>* lock);
+  void End(const absl::Status& status);
+  std::string Name() const;
+  absl::Status Stopping() const;
 
   const AgentOptions options_;
   const MonotonicClock clock_;
@@ -142,5 +147,8 @@ class AgentImpl final : public Agent, private SessionListener {
   std::optional<RoundLog> log_;
   std::shared_ptr<Bundle> bundle_;  // of the open round
 };
+
+// UNAVAILABLE with kRankRetryMs: the rank asks again.
+absl::Status AskAgain(absl::string_view sentence);
 
 }  // namespace isthmus

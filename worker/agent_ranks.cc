@@ -1,5 +1,4 @@
-// What ranks send: joining as a group, parts of contributions, watches.
-#include <algorithm>
+// Ranks come, say that they live, and leave; their watches.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,46 +11,10 @@
 #include "worker/agent_impl.h"
 
 namespace isthmus {
-namespace {
 
 absl::Status AskAgain(absl::string_view sentence) {
   return WithRetryAfterMs(WithReason(absl::UnavailableError(sentence), "WAITING"), kRankRetryMs);
 }
-
-bool IsFinalRefusal(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kInvalidArgument ||
-         status.code() == absl::StatusCode::kFailedPrecondition ||
-         status.code() == absl::StatusCode::kResourceExhausted;
-}
-
-}  // namespace
-
-// One rank's part of a contribution on its way in. The host outlives it.
-class RankPartSink final : public SubmissionSink {
- public:
-  RankPartSink(AgentImpl* agent, std::shared_ptr<Bundle> bundle, std::shared_ptr<const Grid> grid,
-               uint32_t rank)
-      : agent_(agent), bundle_(std::move(bundle)), grid_(std::move(grid)), rank_(rank) {}
-
-  absl::Status AddPiece(std::string piece) override {
-    const absl::StatusOr<PieceView> view = CheckRankPiece(*grid_, piece);
-    std::lock_guard<std::mutex> lock(agent_->mutex_);
-    const absl::Status status =
-        view.ok() ? bundle_->Add(rank_, *view, std::move(piece)) : view.status();
-    if (IsFinalRefusal(status)) agent_->RefusePart(bundle_, rank_, status);
-    return status;
-  }
-
-  absl::StatusOr<v1::SubmitResponse> End(const v1::SubmitEnd&) override {
-    return agent_->EndPart(bundle_, *grid_, rank_);
-  }
-
- private:
-  AgentImpl* agent_;
-  std::shared_ptr<Bundle> bundle_;
-  std::shared_ptr<const Grid> grid_;
-  uint32_t rank_;
-};
 
 absl::StatusOr<v1::JoinRunResponse> AgentImpl::JoinRun(const v1::JoinRunRequest& request) {
   if (request.role() != v1::ROLE_RANK) {
@@ -123,185 +86,6 @@ absl::Status AgentImpl::CheckRank(v1::Role role, uint32_t rank, uint64_t incarna
         kReasonIncarnationFenced);
   }
   return absl::OkStatus();
-}
-
-// Under the mutex. Whether the round takes parts now.
-absl::Status AgentImpl::CheckRound(const v1::SubmitHeader& header) const {
-  if (header.round() <= log_->committed_round()) {
-    return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                          "round ", header.round(), " is closed, the last committed is ",
-                          log_->committed_round(), "; wait for its update")),
-                      "ROUND_CLOSED");
-  }
-  if (bundle_ != nullptr && header.round() == bundle_->round()) return absl::OkStatus();
-  // After a restart of this agent a rank may know of a round before the coordinator has told us.
-  return AskAgain(absl::StrCat("round ", header.round(), " is not open yet at ", Name()));
-}
-
-// Under the mutex. What a rank's header may say of the open round.
-absl::Status AgentImpl::CheckHeader(const v1::SubmitHeader& header) const {
-  const std::string who = absl::StrCat("rank ", header.rank(), ", round ", header.round(), ": ");
-  const auto wrong = [&who](const std::string& text, absl::string_view reason) {
-    return WithReason(absl::FailedPreconditionError(who + text), reason);
-  };
-  const v1::RoundOpened& opened = *log_->open_round();
-  if (header.fragment() != opened.fragment() || header.base_round() != opened.base_round()) {
-    return wrong(absl::StrCat("computed for fragment ", header.fragment(), " on round ",
-                              header.base_round(), "; it is open for fragment ", opened.fragment(),
-                              " on round ", opened.base_round()),
-                 "WRONG_BASE");
-  }
-  if (header.attempt() != joined_->attempt()) {
-    return wrong(absl::StrCat("computed under attempt ", header.attempt(),
-                              ", the group's attempt is ", joined_->attempt()),
-                 "WRONG_ATTEMPT");
-  }
-  if (header.abstain_reason().size() > kReasonBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(who, "abstain_reason has ",
-                                                   header.abstain_reason().size(),
-                                                   " bytes; the limit is ", kReasonBytesMax));
-  }
-  if (!header.abstain_reason().empty()) return absl::OkStatus();
-  if (header.codec() != v1::PAYLOAD_CODEC_TOPK_F32) {
-    return wrong(
-        absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()), "; contributions have ",
-                     v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32)),
-        "WRONG_CODEC");
-  }
-  for (const v1::ChunkRange& range : header.ranges()) {
-    if (group_->ranges(header.rank()).Contains(range.begin(), range.end())) continue;
-    return wrong(absl::StrCat("chunks ", range.begin(), " to before ", range.end(),
-                              " are not all of those it joined with"),
-                 "WRONG_RANGE");
-  }
-  // Sums over ranks stay far from 64 bits with this.
-  if (header.tokens() > kTokensMax || header.steps() > kStepsMax) {
-    return absl::InvalidArgumentError(absl::StrCat(who, header.tokens(), " tokens and ",
-                                                   header.steps(), " steps; the limits are ",
-                                                   kTokensMax, " and ", kStepsMax));
-  }
-  if (header.payload_bytes() <= kOpenContributionBytesMax) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(who, "payload_bytes is ", header.payload_bytes(),
-                                                   "; the limit is ", kOpenContributionBytesMax));
-}
-
-absl::StatusOr<std::unique_ptr<SubmissionSink>> AgentImpl::BeginSubmit(
-    const v1::SubmitHeader& header) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  ISTHMUS_RETURN_IF_ERROR(CheckRank(header.role(), header.rank(), header.incarnation()));
-  RankAcknowledged(header.rank(), header.acknowledged_round());
-  ISTHMUS_RETURN_IF_ERROR(CheckRound(header));
-  if (const absl::Status good = CheckHeader(header); !good.ok()) {
-    RefusePart(bundle_, header.rank(), good);
-    return good;
-  }
-  if (header.abstain_reason().empty()) {
-    ISTHMUS_RETURN_IF_ERROR(bundle_->Begin(header.rank(), header.tokens(), header.steps()));
-  } else {
-    ISTHMUS_RETURN_IF_ERROR(bundle_->Abstain(header.rank(), header.abstain_reason()));
-    SendAbstention(bundle_);
-  }
-  return std::make_unique<RankPartSink>(this, bundle_, group_->grid(), header.rank());
-}
-
-// Under the mutex. Tells upstream what all ranks have applied, round by round.
-void AgentImpl::RankAcknowledged(uint32_t rank, uint64_t round) {
-  if (upstream_ != Upstream::kJoined) return;
-  group_->Acknowledge(rank, std::min(round, log_->committed_round()));
-  const uint64_t all = group_->AcknowledgedByAll();
-  for (; acknowledged_ < all; ++acknowledged_) {
-    const std::string sha256 = log_->RecordSha256(acknowledged_ + 1);
-    if (!sha256.empty()) session_->Acknowledge(acknowledged_ + 1, sha256);
-  }
-  log_->Forget(all);
-}
-
-// Under the mutex. A part that is refused for good never comes: the node abstains, so that nobody
-// waits for it.
-void AgentImpl::RefusePart(const std::shared_ptr<Bundle>& bundle, uint32_t rank,
-                           const absl::Status& status) {
-  LogWarning("part refused", {{"round", absl::StrCat(bundle->round())},
-                              {"rank", absl::StrCat(rank)},
-                              {"why", std::string(status.message())}});
-  bundle->Refuse(rank, status.message());
-  SendAbstention(bundle);
-}
-
-// Under the mutex.
-void AgentImpl::SendAbstention(const std::shared_ptr<Bundle>& bundle) {
-  // While the session ends it is with the control thread.
-  if (!bundle->abstains() || bundle != bundle_ || upstream_ != Upstream::kJoined) return;
-  const std::shared_ptr<Submission> submission = bundle->Take();
-  if (submission == nullptr) return;
-  LogWarning("abstaining",
-             {{"round", absl::StrCat(submission->round)}, {"why", submission->abstain_reason}});
-  SendUpstream(submission);
-}
-
-// Under the mutex.
-void AgentImpl::SendUpstream(std::shared_ptr<const Submission> submission) {
-  const uint64_t round = submission->round;
-  session_->Submit(std::move(submission), [round](const absl::Status& status) {
-    LogWarning("the coordinator refused this node's contribution",
-               {{"round", absl::StrCat(round)}, {"why", std::string(status.message())}});
-  });
-}
-
-// Under the mutex.
-v1::SubmitResponse AgentImpl::Receipt(const Bundle& bundle) const {
-  v1::SubmitResponse receipt;
-  receipt.set_round(bundle.round());
-  receipt.set_complete(!bundle.digest().empty());
-  receipt.set_digest(bundle.digest());
-  receipt.set_attempt(joined_.has_value() ? joined_->attempt() : 0);
-  return receipt;
-}
-
-absl::StatusOr<v1::SubmitResponse> AgentImpl::EndPart(const std::shared_ptr<Bundle>& bundle,
-                                                      const Grid& grid, uint32_t rank) {
-  const absl::Status closed =
-      WithReason(absl::AbortedError(absl::StrCat("round ", bundle->round(),
-                                                 " closed while sending; wait for its update")),
-                 "ROUND_CLOSED");
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
-  if (const absl::Status ended = bundle->End(rank); !ended.ok()) {
-    RefusePart(bundle, rank, ended);
-    return ended;
-  }
-  // An abstention has been taken when it came, so this is a contribution.
-  const std::shared_ptr<Submission> submission = bundle->Take();
-  if (submission == nullptr) {
-    TellWaiting();
-    return Receipt(*bundle);
-  }
-  lock.unlock();
-  std::vector<const std::string*> pieces;
-  for (const std::string& piece : submission->pieces) pieces.push_back(&piece);
-  const absl::StatusOr<std::string> digest = PayloadDigest(grid, pieces);
-  ISTHMUS_CHECK(digest.ok());  // every piece was checked, and the ranges cover the model
-  submission->digest = *digest;
-  lock.lock();
-  bundle->set_digest(*digest);
-  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
-  SendContribution(submission);
-  TellWaiting();
-  return Receipt(*bundle);
-}
-
-// Under the mutex.
-void AgentImpl::SendContribution(const std::shared_ptr<Submission>& submission) {
-  // Before the first byte leaves: an agent started after us must know what we sent.
-  const absl::Status saved =
-      state_->SaveSent({submission->round, submission->attempt, submission->digest});
-  if (!saved.ok()) {
-    LogError("cannot write the state folder, abstaining", {{"why", std::string(saved.message())}});
-    submission->abstain_reason = std::string(saved.message().substr(0, kReasonBytesMax));
-    submission->ranges.clear();
-    submission->pieces.clear();
-    submission->digest.clear();
-  }
-  SendUpstream(submission);
 }
 
 absl::StatusOr<std::shared_ptr<WatchQueue>> AgentImpl::Watch(
@@ -398,6 +182,32 @@ absl::StatusOr<v1::LeaveRunResponse> AgentImpl::LeaveRun(const v1::LeaveRunReque
   }
   if (queue != nullptr) queue->Close(absl::CancelledError("the rank has left"));
   return v1::LeaveRunResponse();
+}
+
+// Under the mutex. Which ranks this node waits for; empty: for none.
+std::string AgentImpl::WaitingForRanks() const {
+  const std::string gone = group_->Disconnected();
+  if (!gone.empty() || bundle_ == nullptr) return gone;
+  return bundle_->Lacking();
+}
+
+// Under the mutex.
+void AgentImpl::TellWaiting() {
+  if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
+  session_->SetWaitingFor(WaitingForRanks());
+}
+
+void AgentImpl::TakeWatches(const absl::Status& status, Closings* closings) {
+  for (uint32_t rank = 0; rank < watches_.size(); ++rank) {
+    if (watches_[rank].queue == nullptr) continue;
+    closings->emplace_back(std::move(watches_[rank].queue), status);
+    watches_[rank] = RankWatch();
+    group_->WatchEnded(rank);
+  }
+}
+
+void AgentImpl::Close(const Closings& closings) {
+  for (const auto& [queue, status] : closings) queue->Close(status);
 }
 
 }  // namespace isthmus

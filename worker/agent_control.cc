@@ -1,0 +1,311 @@
+// Start and end of the agent, the spec, and the session with the coordinator.
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "spec/run_spec.h"
+#include "transport/backoff.h"
+#include "transport/errors.h"
+#include "worker/agent_impl.h"
+
+namespace isthmus {
+namespace {
+
+// How often the control thread looks whether a rank that had joined has gone silent.
+constexpr std::chrono::milliseconds kTick(200);
+
+// Different in each process, so that agents that lost one coordinator do not come back in step.
+uint64_t RandomSeed() {
+  uint64_t seed = 0;
+  for (char byte : RandomBytes(sizeof(seed))) seed = seed << 8 | static_cast<unsigned char>(byte);
+  return seed;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
+  if (options.node.empty() || options.node.size() > kNameBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("the node's name has ", options.node.size(),
+                                                   " bytes; it has 1 to ", kNameBytesMax));
+  }
+  if (options.ranks < 1 || options.ranks > kRanksMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a node has 1 to ", kRanksMax, " ranks, not ", options.ranks));
+  }
+  ClientOptions client_options;
+  client_options.address = options.coordinator;
+  ISTHMUS_ASSIGN_OR_RETURN(auto client, Client::Make(client_options));
+  ISTHMUS_ASSIGN_OR_RETURN(auto state, StateFolder::Open(options.state_dir));
+  auto agent = std::make_unique<AgentImpl>(options, std::move(state), std::move(client));
+  agent->StartControl();
+  return agent;
+}
+
+AgentImpl::AgentImpl(const AgentOptions& options, std::unique_ptr<StateFolder> state,
+                     std::unique_ptr<Client> client)
+    : options_(options),
+      client_(std::move(client)),
+      state_(std::move(state)),
+      spec_waiting_(absl::StrCat("connecting to ", options.coordinator)),
+      watches_(options.ranks) {}
+
+void AgentImpl::StartControl() { control_ = std::thread(&AgentImpl::Control, this); }
+
+std::string AgentImpl::Name() const { return absl::StrCat("agent ", options_.node); }
+
+absl::Status AgentImpl::Stopping() const {
+  return WithReason(absl::UnavailableError(absl::StrCat(Name(), " stops: ", stop_reason_)),
+                    kReasonShuttingDown);
+}
+
+AgentImpl::~AgentImpl() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    // Without Stop before it this is a crash: nobody is told.
+    upstream_ = session_ != nullptr ? Upstream::kClosing : Upstream::kNone;
+  }
+  changed_.notify_all();
+  client_->Cancel();
+  control_.join();
+}
+
+void AgentImpl::Stop(const std::string& reason) {
+  Closings closings;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!stopping_) {
+    stopping_ = true;
+    stop_reason_ = reason;
+    leave_ = session_ != nullptr;
+    if (leave_) upstream_ = Upstream::kClosing;
+    TakeWatches(Stopping(), &closings);
+    LogInfo("stopping", {{"reason", reason}});
+  }
+  changed_.notify_all();
+  lock.unlock();
+  client_->Cancel();
+  Close(closings);
+  lock.lock();
+  // The control thread leaves upstream; it ends either way after one call's time.
+  changed_.wait(lock, [this] { return ended_.has_value(); });
+}
+
+bool AgentImpl::WaitEnded(int timeout_ms) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                           [this] { return ended_.has_value(); });
+}
+
+absl::Status AgentImpl::ended() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ended_.value_or(absl::OkStatus());
+}
+
+void AgentImpl::End(const absl::Status& status) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!ended_.has_value()) ended_ = status;
+  changed_.notify_all();
+}
+
+void AgentImpl::Control() {
+  if (!FetchSpec()) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    if (upstream_ == Upstream::kClosing) CloseSession(&lock);
+    if (stopping_ || ended_.has_value()) break;
+    Tick();
+    if (upstream_ == Upstream::kClosing || ended_.has_value()) continue;
+    changed_.wait_for(lock, kTick);
+  }
+  lock.unlock();
+  End(absl::OkStatus());
+}
+
+// Asks for the spec until it is there. False: the agent has ended.
+bool AgentImpl::FetchSpec() {
+  Backoff backoff(RandomSeed());
+  v1::JoinRunRequest request;
+  request.set_node(options_.node);
+  request.set_role(v1::ROLE_NODE);
+  std::string told;
+  while (true) {
+    const absl::StatusOr<v1::JoinRunResponse> spec = client_->JoinRun(request);
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (stopping_) break;
+    if (spec.ok() && NodeIndex(spec->spec(), options_.node) >= 0) {
+      TakeSpec(*spec);
+      return true;
+    }
+    const absl::Status status = spec.ok() ? NotInSpec(spec->spec()) : spec.status();
+    spec_waiting_ = std::string(status.message());
+    if (!IsRetryable(status)) {
+      LogError("refused", {{"by", options_.coordinator}, {"why", spec_waiting_}});
+      refusal_ = status;
+      // Ranks that wait for the spec ask again within this time and are told.
+      if (rank_asked_) {
+        changed_.wait_for(lock, std::chrono::milliseconds(kRefusalLingerMs),
+                          [this] { return stopping_; });
+      }
+      break;
+    }
+    if (spec_waiting_ != told) {
+      told = spec_waiting_;
+      LogWarning("waiting for the coordinator", {{"at", options_.coordinator}, {"why", told}});
+    }
+    const int64_t delay_ms = backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(status), 0));
+    changed_.wait_for(lock, std::chrono::milliseconds(delay_ms), [this] { return stopping_; });
+    if (stopping_) break;
+  }
+  End(refusal_);
+  return false;
+}
+
+absl::Status AgentImpl::NotInSpec(const v1::RunSpec& spec) const {
+  std::vector<std::string> names;
+  for (const v1::NodeSpec& node : spec.nodes()) names.push_back(node.name());
+  constexpr size_t kShown = 16;
+  const bool more = names.size() > kShown;
+  if (more) names.resize(kShown);
+  return WithReason(absl::NotFoundError(absl::StrCat(
+                        "run '", spec.run(), "' has no node '", options_.node, "'; its nodes are ",
+                        absl::StrJoin(names, ", "), more ? ", ..." : "")),
+                    "UNKNOWN_NODE");
+}
+
+// Under the mutex.
+void AgentImpl::TakeSpec(const v1::JoinRunResponse& spec) {
+  spec_ = spec;
+  spec_->set_node(options_.node);
+  RankGroupOptions group;
+  group.node = options_.node;
+  group.ranks = options_.ranks;
+  group.spec = spec.spec();
+  group.knows_earlier_attempts = state_->durable();
+  group_.emplace(group);
+  LogInfo("spec received", {{"run", spec.spec().run()}, {"from", options_.coordinator}});
+}
+
+// Under the mutex: what follows from the state and the time. May set kClosing.
+void AgentImpl::Tick() {
+  if (upstream_ == Upstream::kNone && refusal_.ok() && group_->complete()) {
+    const absl::Status started = StartSession();
+    if (!started.ok()) refusal_ = started;
+    return;
+  }
+  // A refused group is over when all of its ranks are gone or told (JoinGroup marks them as left).
+  const bool finished = !refusal_.ok() || (log_.has_value() && log_->finished());
+  if (!group_->Over(finished, clock_.NowMs())) return;
+  const absl::Status refusal = refusal_;
+  LogInfo("the trainer group has ended", {{"node", options_.node}});
+  exits_ = options_.exit_when_finished && finished;
+  if (session_ != nullptr) {
+    upstream_ = Upstream::kClosing;
+    leave_ = true;
+  }
+  group_->Reset();
+  refusal_ = absl::OkStatus();
+  if (exits_ && (session_ == nullptr || !refusal.ok())) ended_ = refusal;
+}
+
+// Under the mutex.
+absl::Status AgentImpl::StartSession() {
+  SessionOptions options;
+  options.client.address = options_.coordinator;
+  options.join = group_->NodeJoin();
+  options.join.set_secret(state_->secret());
+  options.join.set_client_version(kAgentVersion);
+  options.listener = this;
+  options.backoff_seed = RandomSeed();
+  previous_sha256_ = options.join.last_update_sha256();
+  acknowledged_ = options.join.last_round();
+  joined_.reset();
+  first_incarnation_ = 0;
+  bundle_.reset();
+  log_.emplace(options.join.last_round(), kKeptUpdateBytesMax);
+  upstream_waiting_ = absl::StrCat("connecting to ", options_.coordinator);
+  ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));
+  upstream_ = Upstream::kJoining;
+  LogInfo("all ranks are there, joining", {{"ranks", absl::StrCat(options_.ranks)},
+                                           {"coordinator", options_.coordinator},
+                                           {"last_round", absl::StrCat(options.join.last_round())},
+                                           {"attempt", absl::StrCat(options.join.attempt())}});
+  return absl::OkStatus();
+}
+
+void AgentImpl::OnJoined(const v1::JoinRunResponse& joined) {
+  Closings closings;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (session_ == nullptr || upstream_ == Upstream::kClosing) return;
+    const bool other_attempt = joined_.has_value() && joined_->attempt() != joined.attempt();
+    if (!joined_.has_value()) first_incarnation_ = joined.incarnation();
+    joined_ = joined;
+    joined_->set_node(options_.node);
+    upstream_ = Upstream::kJoined;
+    if (other_attempt) {
+      // The ranks' contributions carry the old attempt; they learn the new one when they join.
+      if (bundle_ != nullptr) OpenBundle(*log_->open_round());
+      TakeWatches(WithReason(absl::FailedPreconditionError(
+                                 absl::StrCat("node ", options_.node, " has a new attempt ",
+                                              joined.attempt(), "; join again")),
+                             kReasonNotJoined),
+                  &closings);
+    }
+    TellWaiting();
+    LogInfo("joined the run", {{"run", joined.spec().run()},
+                               {"incarnation", absl::StrCat(joined.incarnation())},
+                               {"attempt", absl::StrCat(joined.attempt())},
+                               {"committed_round", absl::StrCat(joined.committed_round())}});
+  }
+  Close(closings);
+}
+
+void AgentImpl::OnWaiting(const std::string& sentence) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (sentence == upstream_waiting_) return;
+  upstream_waiting_ = sentence;
+  if (!sentence.empty()) LogInfo("waiting", {{"for", sentence}});
+}
+
+void AgentImpl::OnEnded(const absl::Status& status) {
+  Closings closings;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (session_ == nullptr || upstream_ == Upstream::kClosing) return;
+    RefuseGroup(status, &closings);
+  }
+  Close(closings);
+}
+
+// The group's ranks are told `status`, now on their watches or when they ask to join.
+void AgentImpl::RefuseGroup(const absl::Status& status, Closings* closings) {
+  LogError("refused", {{"by", options_.coordinator}, {"why", std::string(status.message())}});
+  refusal_ = status;
+  TakeWatches(status, closings);
+  upstream_ = Upstream::kClosing;
+  changed_.notify_all();
+}
+
+// Ends the session without the mutex, which its last events may want.
+void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
+  std::unique_ptr<Session> session = std::move(session_);
+  const bool leave = std::exchange(leave_, false);
+  const std::string reason = stopping_ ? stop_reason_ : last_rank_reason_;
+  lock->unlock();
+  if (session != nullptr && leave) session->Leave(reason);
+  session.reset();
+  lock->lock();
+  upstream_ = Upstream::kNone;
+  joined_.reset();
+  bundle_.reset();
+  log_.reset();
+  if (leave && exits_) ended_ = absl::OkStatus();
+}
+
+}  // namespace isthmus
