@@ -21,6 +21,8 @@ inline constexpr size_t kTensorNameBytesMax = 256;
 inline constexpr size_t kReasonBytesMax = 256;
 // Text of an error: with its details it must fit into kMetadataBytesMax, percent-encoded.
 inline constexpr size_t kStatusMessageBytesMax = 1024;
+// A field of a log line: longer than any sentence of ours, shorter than what a peer may send.
+inline constexpr size_t kLogFieldBytesMax = 2048;
 inline constexpr size_t kRunSpecFileBytesMax = size_t{1} << 20;
 inline constexpr size_t kSecretBytesMin = 16;
 inline constexpr size_t kSecretBytesMax = 64;
@@ -53,6 +55,8 @@ inline constexpr size_t kFrozenPatternsMax = 256;
 // Sequences times context is the tokens of a contribution, which kTokensMax bounds.
 inline constexpr uint32_t kContextMax = uint32_t{1} << 20;
 inline constexpr uint32_t kSequencesMax = uint32_t{1} << 20;
+// Incarnations and attempts count joins; a peer that names more would end the counting.
+inline constexpr uint64_t kIncarnationMax = uint64_t{1} << 62;
 inline constexpr uint64_t kTokensMax = uint64_t{1} << 40;
 
 // Contributions a rank may have under way (encoded, not settled). One without overlap; a trainer

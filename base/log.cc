@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/limits.h"
+#include "base/text.h"
 
 namespace isthmus {
 namespace {
@@ -28,17 +30,14 @@ std::string& ProcessName() {
 
 // Keeps one event on one line and one field in one word, whatever a peer sent.
 std::string Quoted(const std::string& value) {
-  if (!value.empty() && value.find_first_of(" \"=\n\r\t") == std::string::npos) return value;
-  return absl::StrCat(
-      "\"",
-      absl::StrReplaceAll(
-          value, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}, {"\r", "\\r"}, {"\t", "\\t"}}),
-      "\"");
+  const std::string line = OneLine(value, kLogFieldBytesMax);
+  if (!line.empty() && line.find_first_of(" \"=") == std::string::npos) return line;
+  return absl::StrCat("\"", absl::StrReplaceAll(line, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
 }
 
 void Log(spdlog::level::level_enum level, absl::string_view event, const LogFields& fields) {
   if (!Logger().should_log(level)) return;
-  std::string line = absl::StrCat(ProcessName(), ": ", event);
+  std::string line = absl::StrCat(ProcessName(), ": ", OneLine(event, kLogFieldBytesMax));
   for (const auto& [key, value] : fields) absl::StrAppend(&line, " ", key, "=", Quoted(value));
   Logger().log(level, spdlog::string_view_t(line.data(), line.size()));
 }

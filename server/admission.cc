@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "server/coordinator.h"
 #include "server/version.h"
 #include "spec/manifest.h"
@@ -156,8 +157,8 @@ absl::Status Coordinator::CheckHistoryLocked(const std::string& node, uint64_t l
         absl::DataLossError(
             absl::StrCat("node '", node, "' holds round ", last_round,
                          ", this coordinator's last commit is ", committed,
-                         ": it lost rounds, or has another run. Start it with the state it had, or "
-                         "start the node anew")),
+                         ": this coordinator was started anew and has lost the run, or has another "
+                         "one. Start the trainers of all nodes anew, from what they saved last")),
         "AHEAD_OF_COORDINATOR");
   }
   if (last_round == 0) return absl::OkStatus();
@@ -190,6 +191,11 @@ absl::Status Coordinator::CheckModelLocked(const v1::JoinRunRequest& request) {
                             "; all nodes of a run train the same one")),
                         "MANIFEST_DIFFERS");
     }
+  }
+  if (request.attempt() > kIncarnationMax) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat("attempt is ", request.attempt(),
+                                                              "; the limit is ", kIncarnationMax)),
+                      "ATTEMPT");
   }
   ISTHMUS_RETURN_IF_ERROR(ValidateManifest(request.manifest()));
   const std::string fingerprint = Fingerprint(request.manifest());
@@ -225,18 +231,23 @@ absl::Status Coordinator::FixModelLocked(const v1::JoinRunRequest& request) {
   }
   ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(request.manifest(), spec_.codec()));
   const auto grid = std::make_shared<const Grid>(std::move(made));
-  ContributionSizes sizes(grid);
-  // So every member has room for its contribution, and none can wait for another's.
-  if (sizes.total() > kOpenContributionBytesMax / nodes_.size()) {
+  // So every member has room for its contribution, and none can wait for another's. A chunk has a
+  // value at least: what is too large by that is refused before its sizes are added up.
+  const uint64_t bytes_max = kOpenContributionBytesMax / nodes_.size();
+  const uint64_t bytes_min = grid->chunks() * sizeof(float);
+  absl::optional<ContributionSizes> sizes;
+  if (bytes_min <= bytes_max) sizes.emplace(grid);
+  if (!sizes.has_value() || sizes->total() > bytes_max) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
-            "a contribution to this model has ", sizes.total(), " bytes, ", nodes_.size(),
+            "a contribution to this model has ", sizes.has_value() ? "" : "at least ",
+            sizes.has_value() ? sizes->total() : bytes_min, " bytes, ", nodes_.size(),
             " nodes need ", nodes_.size(), " times that; the limit is ", kOpenContributionBytesMax,
             ". Lower codec.matrix_density or codec.vector_density")),
         "OPEN_CONTRIBUTION_BYTES");
   }
   model_ = std::make_shared<const Model>(Model{request.manifest(), request.fingerprint(),
-                                               request.state_sha256(), grid, std::move(sizes)});
+                                               request.state_sha256(), grid, *std::move(sizes)});
   // What came in for the model before is for nothing.
   if (aggregator_ != nullptr) {
     aggregator_ = std::make_shared<Aggregator>(grid, kOpenContributionBytesMax);
@@ -289,7 +300,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
   if (request.acknowledged_round() > machine_.committed_round()) {
     return CheckHistoryLocked(request.node(), request.acknowledged_round(), "");
   }
-  StepLocked(NodeWaiting{request.node(), request.waiting_for()});
+  StepLocked(NodeWaiting{request.node(), OneLine(request.waiting_for(), kReasonBytesMax)});
   StepLocked(NodeAcknowledged{request.node(), request.acknowledged_round()});
   v1::HeartbeatResponse response;
   response.set_committed_round(machine_.committed_round());
@@ -312,7 +323,7 @@ absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunReq
   LogInfo("node left", {{"node", request.node()}, {"reason", request.reason()}});
   CloseWatchLocked(&node, absl::CancelledError("the node left the run"));
   node.secret.clear();
-  StepLocked(NodeLeft{request.node(), request.reason()});
+  StepLocked(NodeLeft{request.node(), OneLine(request.reason(), kReasonBytesMax)});
   return v1::LeaveRunResponse();
 }
 

@@ -172,6 +172,9 @@ class Coordinator final : public RoundHost {
   WatchEvent StartEventLocked(const std::string& node) const;
   WatchEvent OpenedEventLocked() const;
   void SendOpenedLocked(const std::string& node);
+  // The update's record and those of its pieces that overlap the chunks watched.
+  static void AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,
+                           std::vector<WatchEvent>* events);
   void SendUpdateLocked(const StoredUpdatePtr& update);
   void CloseWatchLocked(NodeState* node, absl::Status status);
   void Deliver();

@@ -188,17 +188,17 @@ Decision RoundMachine::Decide(int64_t now_ms) const {
   }
   const std::string prefix = absl::StrCat("round ", committed_ + 1, ": ");
   const uint32_t complete = Count(Standing::kComplete);
-  const uint32_t declined = Count(Standing::kRefused) + Count(Standing::kAbstained);
+  const uint32_t needed = Needed();
   const bool outstanding = Count(Standing::kOutstanding) > 0;
-  if (!outstanding && complete >= settings_.quorum) {
+  if (!outstanding && complete > 0 && complete >= needed) {
     const std::string sentence = absl::StrCat(prefix, "all remaining members are complete");
     return {Decision::Answer::kCommit, sentence, sentence};
   }
-  if (!outstanding && complete == 0 && declined >= settings_.quorum) {
+  if (!outstanding && complete == 0 && Declined() >= settings_.quorum) {
     const std::string sentence = absl::StrCat(prefix, "all members refused or abstained");
     return {Decision::Answer::kCommitVoid, sentence, sentence};
   }
-  if (complete >= settings_.quorum && CloseLeftMs(now_ms) == 0) {
+  if (complete > 0 && complete >= needed && CloseLeftMs(now_ms) == 0) {
     const std::string sentence =
         absl::StrCat(prefix, "time is up with the quorum, without ", OutstandingSentence());
     return {Decision::Answer::kCommit, sentence, sentence};
@@ -212,9 +212,8 @@ Decision RoundMachine::Wait(int64_t now_ms) const {
       absl::StrCat("round ", committed_ + 1, ": waiting for ",
                    Count(Standing::kOutstanding) > 0 ? OutstandingSentence() : MissingSentence());
   const std::string quorum = absl::StrCat(
-      "quorum ", settings_.quorum, " of ", nodes_.size(),
-      complete >= settings_.quorum ? " reached"
-                                   : absl::StrCat(" not reached (", complete, " complete)"));
+      "quorum ", Needed(), " of ", nodes_.size(),
+      complete >= Needed() ? " reached" : absl::StrCat(" not reached (", complete, " complete)"));
   const int64_t left_ms = CloseLeftMs(now_ms);
   std::string time = "no deadline";
   if (left_ms == 0) time = "deadline passed";
@@ -288,8 +287,19 @@ uint32_t RoundMachine::Count(Standing standing) const {
   return count;
 }
 
+uint32_t RoundMachine::Declined() const {
+  return Count(Standing::kRefused) + Count(Standing::kAbstained);
+}
+
+// Where the quorum is all nodes, one that has answered with nothing is not waited for: it would
+// compute the same again, and the run would stand for ever. A smaller quorum is a promise about how
+// many contributions an update has, and stays.
+uint32_t RoundMachine::Needed() const {
+  return settings_.quorum == nodes_.size() ? settings_.quorum - Declined() : settings_.quorum;
+}
+
 bool RoundMachine::BelowQuorum() const {
-  return Count(Standing::kComplete) + Count(Standing::kOutstanding) < settings_.quorum;
+  return Count(Standing::kComplete) + Count(Standing::kOutstanding) < Needed();
 }
 
 Standing RoundMachine::StandingOf(const std::string& node) const { return Find(node).standing; }

@@ -31,8 +31,10 @@ namespace isthmus {
 
 struct RoundSettings {
   std::vector<std::string> nodes;  // of the run; ascending name is the order of everything
-  uint32_t quorum = 1;             // complete contributions a commit needs, 1 to nodes
-  uint64_t steps = 1;              // rounds until the run is finished
+  // Complete contributions a commit needs, 1 to nodes. All nodes: those that refused or abstained
+  // are excused.
+  uint32_t quorum = 1;
+  uint64_t steps = 1;  // rounds until the run is finished
   int64_t lease_ms = 15000;
   int64_t deadline_ms = 0;  // after opening; 0: none
   int64_t grace_ms = 5000;  // after the first complete contribution, where quorum < nodes
@@ -189,6 +191,8 @@ class RoundMachine {
   void Close(int64_t now_ms, Effects* effects);
 
   bool HoldsBase(const Node& node) const { return node.live && node.acknowledged == committed_; }
+  uint32_t Declined() const;
+  uint32_t Needed() const;
   bool BelowQuorum() const;
   uint32_t Count(Standing standing) const;
   Decision Wait(int64_t now_ms) const;

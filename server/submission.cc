@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "server/coordinator.h"
 #include "transport/errors.h"
 
@@ -102,7 +103,7 @@ std::unique_ptr<SubmissionSink> Coordinator::AbstainLocked(const v1::SubmitHeade
                             {"why", header.abstain_reason()}});
   auto sink = std::make_unique<EndedSubmission>(ReceiptLocked(header.node(), header.round()));
   aggregator_->Discard(header.node());
-  StepLocked(NodeAbstained{header.node(), header.abstain_reason()});
+  StepLocked(NodeAbstained{header.node(), OneLine(header.abstain_reason(), kReasonBytesMax)});
   return sink;
 }
 
