@@ -25,7 +25,14 @@ namespace {
 // One sequence of evaluation at a time would waste the processor, all at once its memory.
 constexpr int64_t kEvaluationSequencesPerBatch = 8;
 
-absl::StatusOr<std::pair<const uint8_t*, uint64_t>> MapFile(const std::string& path) {
+// What was mapped; the descriptor stays open.
+struct MappedFile {
+  int descriptor = -1;
+  const uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+absl::StatusOr<MappedFile> MapFile(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot open data file '", path, "'"));
@@ -39,12 +46,12 @@ absl::StatusOr<std::pair<const uint8_t*, uint64_t>> MapFile(const std::string& p
   }
   const size_t bytes = static_cast<size_t>(status.st_size);
   void* mapped = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);
-  const int error = errno;
-  close(file);
   if (mapped == MAP_FAILED) {
+    const int error = errno;
+    close(file);
     return absl::ErrnoToStatus(error, absl::StrCat("cannot map data file '", path, "'"));
   }
-  return std::make_pair(static_cast<const uint8_t*>(mapped), uint64_t{bytes});
+  return MappedFile{file, static_cast<const uint8_t*>(mapped), uint64_t{bytes}};
 }
 
 }  // namespace
@@ -58,15 +65,18 @@ absl::StatusOr<std::unique_ptr<TextData>> TextData::Open(const std::string& path
   }
   auto text = std::unique_ptr<TextData>(new TextData());
   for (const std::string& name : names) {
-    ISTHMUS_ASSIGN_OR_RETURN(const auto mapped, MapFile(name));
-    text->files_.push_back({mapped.first, mapped.second, text->tokens_});
-    text->tokens_ += mapped.second;
+    ISTHMUS_ASSIGN_OR_RETURN(const MappedFile mapped, MapFile(name));
+    text->files_.push_back({name, mapped.descriptor, mapped.data, mapped.bytes, text->tokens_});
+    text->tokens_ += mapped.bytes;
   }
   return text;
 }
 
 TextData::~TextData() {
-  for (const File& file : files_) munmap(const_cast<uint8_t*>(file.data), file.bytes);
+  for (const File& file : files_) {
+    munmap(const_cast<uint8_t*>(file.data), file.bytes);
+    close(file.descriptor);
+  }
 }
 
 void TextData::Read(uint64_t first, absl::Span<uint8_t> out) const {
@@ -82,6 +92,20 @@ void TextData::Read(uint64_t first, absl::Span<uint8_t> out) const {
     done += bytes;
     ++file;
   }
+}
+
+absl::Status TextData::CheckLengths() const {
+  for (const File& file : files_) {
+    struct stat status {};
+    if (fstat(file.descriptor, &status) == 0 &&
+        static_cast<uint64_t>(status.st_size) >= file.bytes) {
+      continue;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("data file '", file.path, "' had ", file.bytes, " bytes at start and has ",
+                     status.st_size, " now; leave the data as it is while a run uses it"));
+  }
+  return absl::OkStatus();
 }
 
 std::string TextData::Digest() const {

@@ -27,11 +27,16 @@ class TextData {
   uint64_t tokens() const { return tokens_; }
   // Tokens [first, first + out.size()), which must exist.
   void Read(uint64_t first, absl::Span<uint8_t> out) const;
+  // FAILED_PRECONDITION naming the file if one has become shorter: reading what is mapped beyond
+  // its end would kill the process. Ask before each step.
+  absl::Status CheckLengths() const;
   // SHA-256 over all of it, 32 bytes: reads everything once.
   std::string Digest() const;
 
  private:
   struct File {
+    std::string path;
+    int descriptor = -1;
     const uint8_t* data = nullptr;
     uint64_t bytes = 0;
     uint64_t first = 0;  // number of its first token

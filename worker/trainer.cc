@@ -156,6 +156,7 @@ absl::StatusOr<std::optional<v1::RoundOpened>> Trainer::NextRound() {
 
 absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
   report_ = RoundReport();
+  ISTHMUS_RETURN_IF_ERROR(data_->text().CheckLengths());
   ISTHMUS_ASSIGN_OR_RETURN(const double loss,
                            replica_->ForwardBackward(data_->Step(opened.step())));
   // Squares of the gradient, loss: sums over the node.

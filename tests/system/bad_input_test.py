@@ -1,6 +1,7 @@
 """What people do wrong: each must end in a sentence that names what is wrong, and an exit code."""
 
 import json
+import os
 import re
 import subprocess
 
@@ -39,6 +40,16 @@ class BadInput(SystemCase):
             shown = subprocess.run([BINARIES[name], "--help"], capture_output=True, text=True)
             self.assertEqual(shown.returncode, 0, name)
             self.assertIn(f"--{flag} ", shown.stdout)
+
+    def test_data_file_that_is_cut_while_it_is_used(self):
+        cluster = self.start_coordinator({"a": 1}, steps=100000, quorum=1, deadline_ms=2000)
+        cluster.start_agent("a")
+        cluster.start_trainers("a", self.text)
+        self.wait_step(cluster, "a", 2)
+        before = self.text.stat().st_size
+        os.truncate(self.text, 0)
+        self.assert_fails(cluster, "trainer-a-0", str(self.text), f"had {before} bytes", code=1)
+        self.wait_log(cluster, "coordinator", "node left")
 
     def test_run_spec_that_does_not_parse(self):
         cluster = self.cluster({"a": 1})
