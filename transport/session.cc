@@ -2,14 +2,22 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "transport/errors.h"
 #include "transport/session_impl.h"
 
 namespace isthmus {
+
+bool IsConnectionLost(const absl::Status& status) {
+  return (status.code() == absl::StatusCode::kUnavailable ||
+          status.code() == absl::StatusCode::kDeadlineExceeded) &&
+         ReasonOf(status).empty() && RetryAfterMsOf(status) < 0;
+}
 
 // The server does not know the caller's incarnation (any more).
 bool AsksToJoinAgain(const absl::Status& status) {
@@ -26,6 +34,7 @@ SessionImpl::SessionImpl(const SessionOptions& options)
       watch_backoff_(options.backoff_seed),
       send_backoff_(options.backoff_seed + 1),
       acknowledged_({options.join.last_round(), options.join.last_update_sha256()}),
+      told_round_(options.join.last_round()),
       attempt_(options.join.attempt()) {
   client_options_.piece_bytes_sent = &bytes_up_;
 }
@@ -49,11 +58,12 @@ void SessionImpl::Acknowledge(uint64_t round, const std::string& update_sha256) 
   std::lock_guard<std::mutex> lock(mutex_);
   ISTHMUS_CHECK(round >= acknowledged_.round);
   acknowledged_ = {round, update_sha256};
+  changed_.notify_all();
 }
 
 void SessionImpl::SetWaitingFor(const std::string& sentence) {
   std::lock_guard<std::mutex> lock(mutex_);
-  waiting_for_ = sentence.substr(0, kReasonBytesMax);
+  waiting_for_ = OneLine(sentence, kReasonBytesMax);
 }
 
 SessionCounters SessionImpl::counters() const {
@@ -77,7 +87,7 @@ void SessionImpl::Leave(const std::string& reason) {
     request.set_role(options_.join.role());
     request.set_rank(options_.join.rank().rank());
     request.set_incarnation(joined_.incarnation());
-    request.set_reason(reason.substr(0, kReasonBytesMax));
+    request.set_reason(OneLine(reason, kReasonBytesMax));
   }
   if (client != nullptr) {
     const auto left = client->LeaveRun(request);
@@ -95,6 +105,12 @@ void SessionImpl::Stop() {
   notifier_.Stop();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
+}
+
+std::string SessionImpl::Sentence(const absl::Status& why) const {
+  if (!IsConnectionLost(why)) return std::string(why.message());
+  return absl::StrCat(is_node() ? "the coordinator at " : "the agent at ", options_.client.address,
+                      ": ", why.message());
 }
 
 void SessionImpl::Disconnect() {

@@ -49,6 +49,10 @@ class SessionImpl final : public Session {
   bool is_node() const { return options_.join.role() == v1::ROLE_NODE; }
   bool over() const { return stopping_ || leaving_ || !fatal_.ok(); }  // under the mutex
   void Stop();
+  // What to tell of a failure that is waited out; names the peer when the peer did not answer.
+  std::string Sentence(const absl::Status& why) const;
+  // Something was applied that no message upwards has told. Under the mutex.
+  bool untold() const { return acknowledged_.round > told_round_; }
   // Under the mutex.
   void Disconnect();
   void EndWith(const absl::Status& status);
@@ -64,7 +68,7 @@ class SessionImpl final : public Session {
 
   // Send thread.
   void SendLoop();
-  v1::SubmitHeader Header(const Submission& submission) const;
+  v1::SubmitHeader Header(const Submission& submission);
   // Returns how long to wait before the next one, 0 for not at all.
   int64_t Conclude(const Outbox::Ticket& ticket, uint64_t incarnation, const absl::Status& status,
                    Outbox::Refused* refused);
@@ -88,6 +92,7 @@ class SessionImpl final : public Session {
   std::shared_ptr<Client> client_;
   Outbox outbox_;
   RoundHash acknowledged_;
+  uint64_t told_round_;  // the last acknowledged round that a message carried
   std::string waiting_for_;
   uint64_t attempt_;
   v1::JoinRunResponse joined_;  // the last one; its spec's sizes are small
@@ -103,6 +108,8 @@ class SessionImpl final : public Session {
   std::vector<std::thread> threads_;
 };
 
+// The connection broke, as opposed to a server that answered.
+bool IsConnectionLost(const absl::Status& status);
 // The server does not know the caller's incarnation (any more).
 bool AsksToJoinAgain(const absl::Status& status);
 

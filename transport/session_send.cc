@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "base/text.h"
 #include "transport/errors.h"
 #include "transport/session_impl.h"
 
@@ -11,6 +12,9 @@ namespace {
 
 // For a server whose spec does not say; ours always does.
 constexpr uint32_t kHeartbeatFallbackMs = 3000;
+// What was applied travels with the next submission; without one for so long a heartbeat tells it
+// at once, since a node that has caught up counts again only when the server knows.
+constexpr uint32_t kTellMs = 200;
 
 }  // namespace
 
@@ -35,15 +39,14 @@ void SessionImpl::SendLoop() {
     Outbox::Refused refused;
     const int64_t delay_ms = Conclude(*ticket, header.incarnation(), status, &refused);
     lock.unlock();
-    notifier_.Waiting(SessionNotifier::kSubmission,
-                      delay_ms > 0 ? std::string(status.message()) : "");
+    notifier_.Waiting(SessionNotifier::kSubmission, delay_ms > 0 ? Sentence(status) : "");
     if (refused) notifier_.Call([&](SessionListener*) { refused(status); });
     lock.lock();
     if (delay_ms > 0) changed_.wait_for(lock, Milliseconds(delay_ms), [this] { return over(); });
   }
 }
 
-v1::SubmitHeader SessionImpl::Header(const Submission& submission) const {
+v1::SubmitHeader SessionImpl::Header(const Submission& submission) {
   v1::SubmitHeader header;
   header.set_run(joined_.spec().run());
   header.set_node(joined_.node());
@@ -59,7 +62,8 @@ v1::SubmitHeader SessionImpl::Header(const Submission& submission) const {
   header.set_steps(submission.steps);
   header.set_digest(submission.digest);
   header.set_acknowledged_round(acknowledged_.round);
-  header.set_abstain_reason(submission.abstain_reason.substr(0, kReasonBytesMax));
+  told_round_ = acknowledged_.round;
+  header.set_abstain_reason(OneLine(submission.abstain_reason, kReasonBytesMax));
   return header;
 }
 
@@ -109,7 +113,15 @@ void SessionImpl::BeatLoop() {
     changed_.wait(lock, [this] { return over() || admitted_; });
     const uint32_t spec_ms = joined_.spec().timing().heartbeat_ms();
     const Milliseconds interval(spec_ms > 0 ? spec_ms : kHeartbeatFallbackMs);
-    changed_.wait_for(lock, interval, [this] { return over(); });
+    const Steady::time_point next = Steady::now() + interval;
+    while (!over() && Steady::now() < next) {
+      if (!untold()) {
+        changed_.wait_until(lock, next, [this] { return over() || untold(); });
+      } else if (!changed_.wait_until(lock, std::min(next, Steady::now() + Milliseconds(kTellMs)),
+                                      [this] { return over() || !untold(); })) {
+        break;
+      }
+    }
     if (admitted_ && !over()) Beat(&lock);
   }
 }
@@ -120,6 +132,7 @@ void SessionImpl::Beat(Lock* lock) {
   request.set_node(joined_.node());
   request.set_incarnation(joined_.incarnation());
   request.set_acknowledged_round(acknowledged_.round);
+  told_round_ = acknowledged_.round;
   request.set_waiting_for(waiting_for_);
   const std::shared_ptr<Client> client = client_;
   lock->unlock();

@@ -9,16 +9,6 @@
 #include "transport/session_impl.h"
 
 namespace isthmus {
-namespace {
-
-// The connection broke, as opposed to a server that answered.
-bool IsConnectionLost(const absl::Status& status) {
-  return (status.code() == absl::StatusCode::kUnavailable ||
-          status.code() == absl::StatusCode::kDeadlineExceeded) &&
-         ReasonOf(status).empty() && RetryAfterMsOf(status) < 0;
-}
-
-}  // namespace
 
 void SessionImpl::WatchLoop() {
   absl::Status last;
@@ -68,6 +58,7 @@ absl::Status SessionImpl::JoinAndWatch(Client* client, bool* joined) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     after = acknowledged_;
+    told_round_ = after.round;
     request.set_attempt(attempt_);
   }
   request.set_last_round(after.round);
@@ -169,9 +160,8 @@ void SessionImpl::Wait(const absl::Status& why) {
   Lock lock(mutex_);
   const bool join_again = join_again_;
   lock.unlock();
-  notifier_.Waiting(SessionNotifier::kConnection, join_again
-                                                      ? "joining again, as the server asks for it"
-                                                      : std::string(why.message()));
+  notifier_.Waiting(SessionNotifier::kConnection,
+                    join_again ? "joining again, as the server asks for it" : Sentence(why));
   lock.lock();
   changed_.wait_for(lock, delay, [this] { return over(); });
 }

@@ -173,7 +173,10 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::FetchSpec() {
           "waited ", options_.join_timeout_ms, " ms for the spec: ", spec.status().message()));
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    waiting_ = std::string(spec.status().message());
+    // The agent's own words name it; those of a lost connection do not.
+    const bool answered = !ReasonOf(spec.status()).empty();
+    waiting_ = absl::StrCat(answered ? "" : absl::StrCat("the agent at ", options_.agent, ": "),
+                            spec.status().message());
     const int64_t delay_ms =
         std::min(left_ms, backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(spec.status()), 0)));
     const int64_t until_ms = clock_.NowMs() + delay_ms;
@@ -301,6 +304,7 @@ SessionCounters RankClientImpl::counters() const {
 void RankClientImpl::OnJoined(const v1::JoinRunResponse& joined) {
   std::lock_guard<std::mutex> lock(mutex_);
   joined_ = joined;
+  waiting_.clear();
   changed_.notify_all();
 }
 
