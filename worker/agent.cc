@@ -53,6 +53,7 @@ void AgentImpl::OpenBundle(const v1::RoundOpened& opened) {
     options.rank_ranges.push_back(group_->ranges(rank));
   }
   bundle_ = std::make_shared<Bundle>(options);
+  bundle_opened_ms_ = clock_.NowMs();
 }
 
 // One rank's part of a contribution on its way in. The host outlives it.
@@ -104,7 +105,7 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> AgentImpl::BeginSubmit(
 // Under the mutex. Whether the round takes parts now.
 absl::Status AgentImpl::CheckRound(const v1::SubmitHeader& header) const {
   if (header.round() <= log_->committed_round()) {
-    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+    return WithReason(absl::AbortedError(absl::StrCat(
                           "round ", header.round(), " is closed, the last committed is ",
                           log_->committed_round(), "; wait for its update")),
                       "ROUND_CLOSED");

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -25,6 +26,24 @@ uint64_t RandomSeed() {
   uint64_t seed = 0;
   for (char byte : RandomBytes(sizeof(seed))) seed = seed << 8 | static_cast<unsigned char>(byte);
   return seed;
+}
+
+// The sentence without its numbers of seconds, which pass while the cause stays.
+std::string WithoutTimes(absl::string_view sentence) {
+  std::string kept;
+  while (!sentence.empty()) {
+    const size_t digits = std::min(sentence.find_first_not_of("0123456789."), sentence.size());
+    const absl::string_view rest = sentence.substr(digits);
+    if (digits == 0) {
+      kept.push_back(sentence.front());
+      sentence.remove_prefix(1);
+      continue;
+    }
+    const bool is_time = absl::StartsWith(rest, " s") || absl::StartsWith(rest, " ms");
+    if (!is_time) absl::StrAppend(&kept, sentence.substr(0, digits));
+    sentence = rest;
+  }
+  return kept;
 }
 
 }  // namespace
@@ -193,6 +212,8 @@ void AgentImpl::TakeSpec(const v1::JoinRunResponse& spec) {
 
 // Under the mutex: what follows from the state and the time. May set kClosing.
 void AgentImpl::Tick() {
+  LogWaiting();
+  TellWaiting();
   if (upstream_ == Upstream::kNone && refusal_.ok() && group_->complete()) {
     const absl::Status started = StartSession();
     if (!started.ok()) refusal_ = started;
@@ -207,6 +228,7 @@ void AgentImpl::Tick() {
   if (session_ != nullptr) {
     upstream_ = Upstream::kClosing;
     leave_ = true;
+    leave_reason_ = LeaveReason();
   }
   group_->Reset();
   refusal_ = absl::OkStatus();
@@ -228,7 +250,8 @@ absl::Status AgentImpl::StartSession() {
   first_incarnation_ = 0;
   bundle_.reset();
   log_.emplace(options.join.last_round(), kKeptUpdateBytesMax);
-  upstream_waiting_ = absl::StrCat("connecting to ", options_.coordinator);
+  left_reason_.clear();
+  SetUpstreamWaiting(absl::StrCat("connecting to ", options_.coordinator));
   ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));
   upstream_ = Upstream::kJoining;
   LogInfo("all ranks are there, joining", {{"ranks", absl::StrCat(options_.ranks)},
@@ -248,6 +271,7 @@ void AgentImpl::OnJoined(const v1::JoinRunResponse& joined) {
     joined_ = joined;
     joined_->set_node(options_.node);
     upstream_ = Upstream::kJoined;
+    SetUpstreamWaiting("");
     if (other_attempt) {
       // The ranks' contributions carry the old attempt; they learn the new one when they join.
       if (bundle_ != nullptr) OpenBundle(*log_->open_round());
@@ -268,9 +292,26 @@ void AgentImpl::OnJoined(const v1::JoinRunResponse& joined) {
 
 void AgentImpl::OnWaiting(const std::string& sentence) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (sentence == upstream_waiting_) return;
+  SetUpstreamWaiting(sentence);
+}
+
+// Under the mutex.
+void AgentImpl::SetUpstreamWaiting(const std::string& sentence) {
   upstream_waiting_ = sentence;
-  if (!sentence.empty()) LogInfo("waiting", {{"for", sentence}});
+  const std::string cause = WithoutTimes(sentence);
+  if (cause == wait_cause_) return;
+  wait_cause_ = cause;
+  wait_since_ms_ = clock_.NowMs();
+  wait_logged_ = false;
+  if (cause.empty() && std::exchange(wait_told_, false)) LogInfo("goes on");
+}
+
+// Under the mutex. Logs a wait once, when it has lasted.
+void AgentImpl::LogWaiting() {
+  if (wait_cause_.empty() || wait_logged_) return;
+  if (clock_.NowMs() - wait_since_ms_ < kSayWaitAfterMs) return;
+  wait_logged_ = wait_told_ = true;
+  LogInfo("waiting", {{"for", upstream_waiting_}});
 }
 
 void AgentImpl::OnEnded(const absl::Status& status) {
@@ -286,8 +327,12 @@ void AgentImpl::OnEnded(const absl::Status& status) {
 // The group's ranks are told `status`, now on their watches or when they ask to join.
 void AgentImpl::RefuseGroup(const absl::Status& status, Closings* closings) {
   LogError("refused", {{"by", options_.coordinator}, {"why", std::string(status.message())}});
-  refusal_ = status;
-  TakeWatches(status, closings);
+  // Without the retry delay: the agent has waited already, the ranks shall not do so once more.
+  refusal_ = absl::Status(status.code(), status.message());
+  if (const std::string reason = ReasonOf(status); !reason.empty()) {
+    refusal_ = WithReason(refusal_, reason);
+  }
+  TakeWatches(refusal_, closings);
   upstream_ = Upstream::kClosing;
   changed_.notify_all();
 }
@@ -296,7 +341,7 @@ void AgentImpl::RefuseGroup(const absl::Status& status, Closings* closings) {
 void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
   std::unique_ptr<Session> session = std::move(session_);
   const bool leave = std::exchange(leave_, false);
-  const std::string reason = stopping_ ? stop_reason_ : last_rank_reason_;
+  const std::string reason = stopping_ ? stop_reason_ : leave_reason_;
   lock->unlock();
   if (session != nullptr && leave) session->Leave(reason);
   session.reset();
@@ -305,6 +350,7 @@ void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
   joined_.reset();
   bundle_.reset();
   log_.reset();
+  SetUpstreamWaiting("");
   if (leave && exits_) ended_ = absl::OkStatus();
 }
 

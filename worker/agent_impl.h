@@ -31,6 +31,9 @@
 
 namespace isthmus {
 
+// What is waited for is said when it has lasted so long: less is how a healthy run goes.
+inline constexpr int64_t kSayWaitAfterMs = 3000;
+
 class AgentImpl final : public Agent, private SessionListener {
  public:
   AgentImpl(const AgentOptions& options, std::unique_ptr<StateFolder> state,
@@ -92,6 +95,7 @@ class AgentImpl final : public Agent, private SessionListener {
   absl::StatusOr<v1::JoinRunResponse> JoinGroup(const v1::JoinRunRequest& request);
   absl::Status CheckRank(v1::Role role, uint32_t rank, uint64_t incarnation) const;
   std::string WaitingForRanks() const;
+  std::string LeaveReason() const;
   void TellWaiting();
   void TakeWatches(const absl::Status& status, Closings* closings);
   static void Close(const Closings& closings);
@@ -105,6 +109,8 @@ class AgentImpl final : public Agent, private SessionListener {
   absl::Status StartSession();
   void OnJoined(const v1::JoinRunResponse& joined) override;
   void OnWaiting(const std::string& sentence) override;
+  void SetUpstreamWaiting(const std::string& sentence);
+  void LogWaiting();
   void OnEnded(const absl::Status& status) override;
   void RefuseGroup(const absl::Status& status, Closings* closings);
   void CloseSession(std::unique_lock<std::mutex>* lock);
@@ -137,15 +143,22 @@ class AgentImpl final : public Agent, private SessionListener {
   Upstream upstream_ = Upstream::kNone;
   bool leave_ = false;  // kClosing: say LeaveRun
   bool exits_ = false;  // the group had all of the run, or was refused, and nothing is left to do
-  std::string last_rank_reason_ = "all ranks have left";
+  std::string leave_reason_;
+  uint32_t left_rank_ = 0;   // the last rank of the group that left with a reason
+  std::string left_reason_;  // and its reason
   std::unique_ptr<Session> session_;
   std::string upstream_waiting_;
+  std::string wait_cause_;  // upstream_waiting_ without its times
+  int64_t wait_since_ms_ = 0;
+  bool wait_logged_ = false;  // this cause
+  bool wait_told_ = false;    // some cause since the agent last waited for nothing
   std::optional<v1::JoinRunResponse> joined_;
   uint64_t first_incarnation_ = 0;  // of this group; ranks with less belong to an older one
   std::string previous_sha256_;     // of the last record that came down
   uint64_t acknowledged_ = 0;       // told upstream
   std::optional<RoundLog> log_;
   std::shared_ptr<Bundle> bundle_;  // of the open round
+  int64_t bundle_opened_ms_ = 0;
 };
 
 // UNAVAILABLE with kRankRetryMs: the rank asks again.

@@ -58,8 +58,8 @@ absl::StatusOr<v1::JoinRunResponse> AgentImpl::JoinGroup(const v1::JoinRunReques
   }
   RankAcknowledged(rank, request.last_round());
   if (joined_.has_value()) return *joined_;
-  return AskAgain(absl::StrCat(Name(), " joins the coordinator at ", options_.coordinator, ": ",
-                               upstream_waiting_));
+  return AskAgain(absl::StrCat(Name(), " joins the coordinator at ", options_.coordinator,
+                               upstream_waiting_.empty() ? "" : ": ", upstream_waiting_));
 }
 
 // Under the mutex.
@@ -173,7 +173,8 @@ absl::StatusOr<v1::LeaveRunResponse> AgentImpl::LeaveRun(const v1::LeaveRunReque
     if (!CheckRank(request.role(), rank, request.incarnation()).ok()) return v1::LeaveRunResponse();
     group_->Left(rank);
     if (!request.reason().empty()) {
-      last_rank_reason_ = request.reason().substr(0, kReasonBytesMax);
+      left_rank_ = rank;
+      left_reason_ = request.reason().substr(0, kReasonBytesMax);
     }
     queue = std::exchange(watches_[rank], RankWatch()).queue;
     TellWaiting();
@@ -188,7 +189,17 @@ absl::StatusOr<v1::LeaveRunResponse> AgentImpl::LeaveRun(const v1::LeaveRunReque
 std::string AgentImpl::WaitingForRanks() const {
   const std::string gone = group_->Disconnected();
   if (!gone.empty() || bundle_ == nullptr) return gone;
+  // All ranks compute for a while; only then is it worth a word that none has sent.
+  if (bundle_->NoneSent() && clock_.NowMs() - bundle_opened_ms_ < kSayWaitAfterMs) return "";
   return bundle_->Lacking();
+}
+
+// Under the mutex. Why the group leaves: a rank that vanished is the cause of what others say.
+std::string AgentImpl::LeaveReason() const {
+  const std::string gone = group_->Disconnected();
+  if (left_reason_.empty()) return gone.empty() ? "all ranks have left" : gone;
+  if (gone.empty()) return left_reason_;
+  return absl::StrCat(gone, "; rank ", left_rank_, ": ", left_reason_).substr(0, kReasonBytesMax);
 }
 
 // Under the mutex.

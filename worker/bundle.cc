@@ -122,10 +122,18 @@ void Bundle::Refuse(uint32_t rank, absl::string_view reason) {
 
 bool Bundle::Settled(uint32_t rank) const { return abstains() || parts_[rank].complete; }
 
+bool Bundle::NoneSent() const {
+  return !abstains() &&
+         std::none_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.complete; });
+}
+
 std::string Bundle::Lacking() const {
   const auto lacks = [this](const Part& part) { return !part.complete && !abstains(); };
   const size_t count = std::count_if(parts_.begin(), parts_.end(), lacks);
-  if (count == 0 || count == parts_.size()) return "";
+  if (count == 0) return "";
+  if (count > 1 && count == parts_.size()) {
+    return absl::StrCat("no rank of ", count, " has sent its part");
+  }
   const auto first = std::find_if(parts_.begin(), parts_.end(), lacks);
   return absl::StrCat("rank ", first - parts_.begin(), " of ", parts_.size(),
                       count > 1 ? absl::StrCat(" and ", count - 1, " more have") : " has",

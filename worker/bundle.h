@@ -55,8 +55,11 @@ class Bundle {
   bool Settled(uint32_t rank) const;
   // The rank's chunks that are here.
   const ChunkRanges& held(uint32_t rank) const { return parts_[rank].held; }
-  // "rank 1 of 2 has not sent its part", once another rank has; empty when nothing lacks.
+  // "rank 1 of 2 has not sent its part", "no rank of 2 has sent its part"; empty when nothing
+  // lacks.
   std::string Lacking() const;
+  // Nobody's part is complete and the node does not abstain.
+  bool NoneSent() const;
   bool abstains() const { return !abstain_reason_.empty(); }
 
   // What to send upstream, once: all parts are complete, or the node abstains. Null before, and

@@ -103,6 +103,17 @@ TEST_F(AgentFaultsTest, ARankThatDisconnectsIsNamedUpstream) {
   for (const RankClient::Update& update : Updates(a_)) EXPECT_TRUE(update.included);
 }
 
+TEST_F(AgentFaultsTest, AGroupThatLeavesNamesTheRankThatVanishedFirst) {
+  StartTwoNodes();
+  b_[0]->Submit(opened_, Pieces(0, 1, 2), 10);
+  // Both ranks live and neither sends, as when one of them hangs.
+  EXPECT_TRUE(CoordinatorSays("no rank of 2 has sent its part"));
+  a_[1].reset();
+  EXPECT_TRUE(CoordinatorSays("rank 1 of 2 disconnected"));
+  a_[0]->Leave("lost another rank");
+  EXPECT_TRUE(CoordinatorSays("a (left: rank 1 of 2 disconnected; rank 0: lost another rank"));
+}
+
 TEST_F(AgentFaultsTest, PartsThatEndAfterTheirGroupAreAborted) {
   StartRun({"a"}, 2);
   StartAgent("a", 2);

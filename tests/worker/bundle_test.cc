@@ -86,8 +86,10 @@ TEST_F(BundleTest, MakesTheSameContributionForEveryCutAndOrder) {
 }
 
 TEST_F(BundleTest, ShowsWhatLacks) {
-  EXPECT_EQ(bundle_->Lacking(), "");
+  EXPECT_TRUE(bundle_->NoneSent());
+  EXPECT_EQ(bundle_->Lacking(), "no rank of 2 has sent its part");
   Send(0);
+  EXPECT_FALSE(bundle_->NoneSent());
   EXPECT_TRUE(bundle_->Settled(0));
   EXPECT_FALSE(bundle_->Settled(1));
   EXPECT_EQ(bundle_->Lacking(), "rank 1 of 2 has not sent its part");
