@@ -20,7 +20,7 @@ class Faults(SystemCase):
         cluster.start(self.text)
         self.wait_step(cluster, "a", 3)
         self.kill(cluster.processes["trainer-b-1"])
-        self.wait_log(cluster, "coordinator", "b (left: rank 0 lost another rank of its node")
+        self.wait_log(cluster, "coordinator", "b (left: rank 1 of 2 disconnected; rank 0: ")
 
     def test_quorum_of_one_goes_on_without_a_lost_node(self):
         cluster = self.cluster({"a": 1, "b": 1}, steps=40, quorum=1, deadline_ms=2000)
