@@ -350,6 +350,7 @@ void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
   joined_.reset();
   bundle_.reset();
   log_.reset();
+  wait_told_ = false;  // the group that waited does not go on
   SetUpstreamWaiting("");
   if (leave && exits_) ended_ = absl::OkStatus();
 }
