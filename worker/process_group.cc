@@ -24,9 +24,9 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-absl::Status LostRank(int rank, const std::exception& error) {
+absl::Status LostRank(const std::exception& error) {
   return absl::UnavailableError(
-      absl::StrCat("rank ", rank, " lost another rank of its node (", TorchMessage(error),
+      absl::StrCat("lost another rank of this node (", TorchMessage(error),
                    "); see that rank's output, then start all ranks of the node again"));
 }
 
@@ -61,7 +61,7 @@ class SingleRank final : public ProcessGroup {
 
 class PendingWork final : public PendingCollective {
  public:
-  PendingWork(int rank, WorkPtr work) : rank_(rank), work_(std::move(work)) {}
+  explicit PendingWork(WorkPtr work) : work_(std::move(work)) {}
   // The backend still reads and writes the tensors until the work has ended.
   ~PendingWork() override { Wait().IgnoreError(); }
   absl::Status Wait() override {
@@ -70,14 +70,13 @@ class PendingWork final : public PendingCollective {
       work_->wait();
     } catch (const std::exception& error) {
       work_ = nullptr;
-      return LostRank(rank_, error);
+      return LostRank(error);
     }
     work_ = nullptr;
     return absl::OkStatus();
   }
 
  private:
-  int rank_;
   WorkPtr work_;
 };
 
@@ -118,9 +117,9 @@ class C10dGroup : public ProcessGroup {
  protected:
   std::unique_ptr<PendingCollective> Start(const std::function<WorkPtr()>& start) {
     try {
-      return std::make_unique<PendingWork>(rank(), start());
+      return std::make_unique<PendingWork>(start());
     } catch (const std::exception& error) {
-      return std::make_unique<Finished>(LostRank(rank(), error));
+      return std::make_unique<Finished>(LostRank(error));
     }
   }
   c10d::Backend& backend() { return *backend_; }
