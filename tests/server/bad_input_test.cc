@@ -72,6 +72,14 @@ TEST_F(BadJoin, FingerprintThatIsNotTheManifests) {
                 {HexPrefix(std::string(32, 'x')), HexPrefix(Fingerprint(TestManifest()))});
 }
 
+TEST_F(BadJoin, AttemptBeyondAnyCount) {
+  for (const uint64_t attempt : {kIncarnationMax + 1, ~uint64_t{0} - 1, ~uint64_t{0}}) {
+    ExpectRefusal(Refusal([attempt](auto* r) { r->set_attempt(attempt); }),
+                  absl::StatusCode::kInvalidArgument, "ATTEMPT",
+                  {std::to_string(attempt), std::to_string(kIncarnationMax)});
+  }
+}
+
 TEST_F(BadJoin, OtherShapeOrName) {
   ExpectRefusal(Refusal([](auto* r) {
                   r->mutable_manifest()->mutable_tensors(1)->set_shape(0, 4999);
