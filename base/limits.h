@@ -102,6 +102,8 @@ inline constexpr int kKeepaliveTimeoutMs = 10000;
 inline constexpr int kKeepalivePermitMs = 10000;
 // How soon a rank that waits for its agent is told to ask again: a unary call on a unix socket.
 inline constexpr int kRankRetryMs = 200;
+// A rank whose watch has ended is given up after this time, and its group with it.
+inline constexpr int kRankGoneMs = 5000;
 // A rank that has joined but does not watch yet lives for this long after it last asked; longer
 // than the back-off between two of its questions. Then another trainer group may take over.
 inline constexpr int kRankJoinHoldMs = 2 * kBackoffMaxMs;

@@ -139,6 +139,12 @@ void AgentImpl::Control() {
     if (upstream_ == Upstream::kClosing) CloseSession(&lock);
     if (stopping_ || ended_.has_value()) break;
     Tick();
+    if (!broken_.empty()) {  // watches are never closed under the mutex
+      const Closings closings = std::exchange(broken_, {});
+      lock.unlock();
+      Close(closings);
+      lock.lock();
+    }
     if (upstream_ == Upstream::kClosing || ended_.has_value()) continue;
     changed_.wait_for(lock, kTick);
   }
@@ -219,12 +225,14 @@ void AgentImpl::Tick() {
     if (!started.ok()) refusal_ = started;
     return;
   }
+  if (EndBrokenGroup()) return;
   // A refused group is over when all of its ranks are gone or told (JoinGroup marks them as left).
   const bool finished = !refusal_.ok() || (log_.has_value() && log_->finished());
   if (!group_->Over(finished, clock_.NowMs())) return;
   const absl::Status refusal = refusal_;
   LogInfo("the trainer group has ended", {{"node", options_.node}});
-  exits_ = options_.exit_when_finished && finished;
+  exits_ = options_.exit_when_finished && finished && !group_broken_;
+  group_broken_ = false;
   if (session_ != nullptr) {
     upstream_ = Upstream::kClosing;
     leave_ = true;
@@ -233,6 +241,26 @@ void AgentImpl::Tick() {
   group_->Reset();
   refusal_ = absl::OkStatus();
   if (exits_ && (session_ == nullptr || !refusal.ok())) ended_ = refusal;
+}
+
+// Under the mutex. A rank that is gone does not come back into its group, and its siblings may wait
+// for a round that needs its part: they are told to end, and the node leaves.
+bool AgentImpl::EndBrokenGroup() {
+  const std::string gone = group_->Disconnected();
+  const int64_t now_ms = clock_.NowMs();
+  if (gone.empty() || upstream_ != Upstream::kJoined) {
+    disconnected_ms_ = -1;
+    return false;
+  }
+  if (disconnected_ms_ < 0) disconnected_ms_ = now_ms;
+  if (now_ms - disconnected_ms_ < kRankGoneMs) return false;
+  disconnected_ms_ = -1;
+  leave_ = group_broken_ = true;
+  leave_reason_ = LeaveReason();
+  RefuseGroup(absl::FailedPreconditionError(absl::StrCat(gone, " for ", kRankGoneMs,
+                                                         " ms; start all ranks of the node again")),
+              &broken_);
+  return true;
 }
 
 // Under the mutex.
@@ -326,7 +354,8 @@ void AgentImpl::OnEnded(const absl::Status& status) {
 
 // The group's ranks are told `status`, now on their watches or when they ask to join.
 void AgentImpl::RefuseGroup(const absl::Status& status, Closings* closings) {
-  LogError("refused", {{"by", options_.coordinator}, {"why", std::string(status.message())}});
+  LogError("the trainer group is refused", {{"by", group_broken_ ? Name() : options_.coordinator},
+                                            {"why", std::string(status.message())}});
   // Without the retry delay: the agent has waited already, the ranks shall not do so once more.
   refusal_ = absl::Status(status.code(), status.message());
   if (const std::string reason = ReasonOf(status); !reason.empty()) {

@@ -106,6 +106,7 @@ class AgentImpl final : public Agent, private SessionListener {
   absl::Status NotInSpec(const v1::RunSpec& spec) const;
   void TakeSpec(const v1::JoinRunResponse& spec);
   void Tick();
+  bool EndBrokenGroup();
   absl::Status StartSession();
   void OnJoined(const v1::JoinRunResponse& joined) override;
   void OnWaiting(const std::string& sentence) override;
@@ -139,6 +140,9 @@ class AgentImpl final : public Agent, private SessionListener {
   std::optional<RankGroup> group_;
   absl::Status refusal_;
   std::vector<RankWatch> watches_;  // [rank]
+  int64_t disconnected_ms_ = -1;    // since when a rank is gone; -1: all are there
+  bool group_broken_ = false;       // refused by us: the node can have another group
+  Closings broken_;                 // watches of its siblings, to be closed
 
   Upstream upstream_ = Upstream::kNone;
   bool leave_ = false;  // kClosing: say LeaveRun
