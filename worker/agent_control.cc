@@ -257,9 +257,12 @@ bool AgentImpl::EndBrokenGroup() {
   disconnected_ms_ = -1;
   leave_ = group_broken_ = true;
   leave_reason_ = LeaveReason();
-  RefuseGroup(absl::FailedPreconditionError(absl::StrCat(gone, " for ", kRankGoneMs,
-                                                         " ms; start all ranks of the node again")),
-              &broken_);
+  broken_group_id_ = group_->group_id();
+  broken_status_ =
+      WithReason(absl::NotFoundError(absl::StrCat(gone, " for ", kRankGoneMs,
+                                                  " ms; start all ranks of the node again")),
+                 "RANK_LOST");
+  RefuseGroup(broken_status_, &broken_);
   return true;
 }
 

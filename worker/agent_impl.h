@@ -143,6 +143,8 @@ class AgentImpl final : public Agent, private SessionListener {
   int64_t disconnected_ms_ = -1;    // since when a rank is gone; -1: all are there
   bool group_broken_ = false;       // refused by us: the node can have another group
   Closings broken_;                 // watches of its siblings, to be closed
+  std::string broken_group_id_;     // its ranks may still ask to join again
+  absl::Status broken_status_;
 
   Upstream upstream_ = Upstream::kNone;
   bool leave_ = false;  // kClosing: say LeaveRun

@@ -39,6 +39,7 @@ absl::StatusOr<v1::JoinRunResponse> AgentImpl::JoinRun(const v1::JoinRunRequest&
 
 // Under the mutex.
 absl::StatusOr<v1::JoinRunResponse> AgentImpl::JoinGroup(const v1::JoinRunRequest& request) {
+  if (!broken_status_.ok() && request.rank().group_id() == broken_group_id_) return broken_status_;
   bool superseded = false;
   ISTHMUS_RETURN_IF_ERROR(group_->Admit(request, clock_.NowMs(), &superseded));
   const uint32_t rank = request.rank().rank();

@@ -69,6 +69,7 @@ class RankGroup {
 
   // The group has ended: some rank left, or the run is finished, and no rank lives.
   bool Over(bool run_finished, int64_t now_ms) const;
+  const std::string& group_id() const { return group_id_; }
   // "rank 1 of 2": who has not joined yet; empty when complete.
   std::string Missing() const;
   // "rank 1 of 2 disconnected"; empty when there is nobody to wait for.

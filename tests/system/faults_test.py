@@ -1,5 +1,7 @@
 """Processes that die in the middle of a run."""
 
+import signal
+
 from system_case import SystemCase
 from xml_report import main
 
@@ -31,6 +33,21 @@ class Faults(SystemCase):
         trainer = cluster.processes["trainer-a-0"]
         self.wait_until(lambda: trainer.poll() is not None, "node a to finish alone")
         self.assertEqual(trainer.returncode, 0)
+
+    def test_a_rank_alone_ends_when_its_sibling_does_not_come_back(self):
+        cluster = self.cluster({"a": 1, "b": 2}, steps=100000)
+        cluster.start(self.text)
+        self.wait_step(cluster, "b", 3)
+        # Frozen, node a sends nothing, so the ranks of b end up waiting for the round.
+        frozen = cluster.processes["trainer-a-0"]
+        frozen.send_signal(signal.SIGSTOP)
+        self.addCleanup(frozen.send_signal, signal.SIGCONT)
+        self.wait_log(cluster, "coordinator", ": waiting for a")
+        self.kill(cluster.processes["trainer-b-1"])
+        code, output = self.wait_exit(cluster, "trainer-b-0")
+        self.assertEqual(code, 1)
+        self.assertIn("rank 1 of 2 disconnected", output)
+        self.wait_log(cluster, "coordinator", "node left node=b")
 
     def test_trainers_started_again_catch_up_and_end_equal(self):
         cluster = self.cluster({"a": 1, "b": 2}, steps=40)
