@@ -219,7 +219,7 @@ bool ContributionIsDense(uint32_t elements, uint32_t k) {
 
 size_t ContributionChunkBytes(ChunkShape shape, uint32_t k) {
   CheckShape(shape);
-  ISTHMUS_CHECK(k >= 1 && k <= shape.elements());
+  ISTHMUS_CHECK(k <= shape.elements());
   return ContributionIsDense(shape.elements(), k) ? DenseBytes(shape.elements())
                                                   : SparseBytes(shape.elements(), k, 0);
 }
@@ -227,7 +227,7 @@ size_t ContributionChunkBytes(ChunkShape shape, uint32_t k) {
 void AppendContributionChunk(ChunkShape shape, uint32_t k, const Components& components,
                              std::vector<char>* out) {
   CheckShape(shape);
-  ISTHMUS_CHECK(k >= 1 && k <= shape.elements());
+  ISTHMUS_CHECK(k <= shape.elements());
   ISTHMUS_CHECK(components.size() == k && components.value.size() == k);
   if (ContributionIsDense(shape.elements(), k)) {
     const bool all_sent = k == shape.elements();

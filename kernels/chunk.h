@@ -54,7 +54,8 @@ uint32_t IndexBits(uint32_t count);
 // Whether a contribution of k of m components is sent as m values without indices.
 bool ContributionIsDense(uint32_t elements, uint32_t k);
 
-// Coded bytes of a contribution's chunk: a function of shape and k alone. 1 <= k <= elements.
+// Coded bytes of a contribution's chunk: a function of shape and k alone. k <= elements; a chunk of
+// which nothing is sent (k = 0) takes no byte.
 size_t ContributionChunkBytes(ChunkShape shape, uint32_t k);
 
 // Appends the chunk; `components` holds exactly k. Where the form is dense although k < m,

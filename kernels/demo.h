@@ -3,9 +3,11 @@
 // slow obvious one that the faster ones are compared with.
 //
 // Bit-equal everywhere (a replicated state machine runs on them): MergeBySenders, DecodeComponents,
-// SignInPlace, DecayInPlace, SgdStep. Their order of operations is stated here, multiply and add
-// are separate roundings, nothing is flushed to zero. EncodeChunk and SelectTopK are local to a
-// node and only meet a tolerance.
+// SignInPlace, DecayInPlace, SgdStep, StepChunk, AdamWStep. Their order of operations is stated
+// here, multiply and add are separate roundings, nothing is flushed to zero. EncodeChunk,
+// SelectTopK and ReserveChunk are local to a node and only meet a tolerance.
+//
+// All of them may run on several threads at once, on different data.
 #pragma once
 
 #include <cstddef>
@@ -65,5 +67,66 @@ void SgdStep(float eta, absl::Span<const float> u, absl::Span<float> p);
 // separately.
 void AddScaledChunk(ChunkShape shape, float scale, absl::Span<const float> x, float* target,
                     size_t stride);
+
+// Working memory of ReserveChunk and StepChunk, so that they allocate nothing: one a thread, made
+// once (std::make_unique<ChunkScratch>(); 210 KB) and used for chunks of any shape. What it holds
+// between calls means nothing.
+struct alignas(64) ChunkScratch {
+  static constexpr size_t kFloats = 128 * 128;
+  float first[kFloats];
+  float second[kFloats];
+  float third[kFloats];
+  uint32_t candidates[kFloats / 4];
+};
+
+struct ReserveRule {
+  uint32_t k = 1;      // components to take, 1 <= k <= elements of the chunk
+  float beta = 0.0f;   // decay of the momentum, [0, 1)
+  float eta = 0.0f;    // learning rate: the weight of the gradient
+  float alpha = 1.0f;  // share of what is sent that leaves the momentum, (0, 1]
+};
+
+// One chunk's way from the gradient to what is sent, in one pass over its memory:
+//   d <- beta * d + eta * g;  sent <- SelectTopK(EncodeChunk(d), k);
+//   d <- d - alpha * DecodeComponents(sent)
+// `d` and `g` point at the chunk's first element; their rows are `stride` and `g_stride` elements
+// apart. A null `g` is a gradient of zeros, with the same bits. The momentum and what is subtracted
+// have the bits of UpdateMomentum, DecodeComponents and AddScaledChunk; which components are sent
+// meets the tolerance of EncodeChunk. Source: DeMo (arXiv 2411.19870), algorithm 1; momentum of the
+// published code.
+void ReserveChunk(ChunkShape shape, const ReserveRule& rule, const float* g, size_t g_stride,
+                  float* d, size_t stride, ChunkScratch* scratch, Components* sent);
+
+struct StepRule {
+  bool sign = true;           // move by the sign of the update, else by the update itself
+  float eta = 0.0f;           // learning rate
+  float decay_factor = 1.0f;  // DecayFactor(eta, lambda); 1 for no decay
+};
+
+// One chunk's way from what was merged to the parameters, in one pass over its memory:
+//   p <- decay_factor * p;  u <- DecodeComponents(merged), SignInPlace(u) if `sign`;
+//   p <- p - eta * u
+// with the bits of the functions named (a decay factor of 1 changes none).
+void StepChunk(ChunkShape shape, const StepRule& rule, const Components& merged, float* p,
+               size_t stride, ChunkScratch* scratch);
+
+struct AdamWRule {
+  float beta1 = 0.9f;
+  float beta2 = 0.999f;
+  float eps = 1e-8f;
+  float eta = 0.0f;           // learning rate
+  float decay_factor = 1.0f;  // DecayFactor(eta, lambda); 1 for no decay
+  float bias1 = 1.0f;         // 1 - beta1^t at step t >= 1, in (0, 1]
+  float bias2 = 1.0f;         // 1 - beta2^t
+};
+
+// AdamW with decoupled decay (arXiv 1711.05101), element-wise on the gradient or update `u`; p, m
+// and v have its size. Stated order, each operation rounded by itself to float32:
+//   m <- m + (1 - beta1) * (u - m)
+//   v <- beta2 * v + ((1 - beta2) * u) * u
+//   p <- decay_factor * p;  p <- p - (rate * m) / (sqrt(v) / root + eps)
+// where 1 - beta1, 1 - beta2, rate = eta / bias1 and root = sqrt(bias2) are computed once.
+void AdamWStep(const AdamWRule& rule, absl::Span<const float> u, absl::Span<float> p,
+               absl::Span<float> m, absl::Span<float> v);
 
 }  // namespace isthmus

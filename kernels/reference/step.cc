@@ -1,5 +1,7 @@
 // Element-wise parts of a step: momentum, sign, decay, base step. Each product is rounded before it
 // is added (the build sets -ffp-contract=off).
+#include <cmath>
+
 #include "base/check.h"
 #include "kernels/demo.h"
 
@@ -56,6 +58,28 @@ void AddScaledChunk(ChunkShape shape, float scale, absl::Span<const float> x, fl
       const float product = scale * from[l];
       to[l] += product;
     }
+  }
+}
+
+void AdamWStep(const AdamWRule& rule, absl::Span<const float> u, absl::Span<float> p,
+               absl::Span<float> m, absl::Span<float> v) {
+  ISTHMUS_CHECK(p.size() == u.size() && m.size() == u.size() && v.size() == u.size());
+  const float new1 = 1.0f - rule.beta1;
+  const float new2 = 1.0f - rule.beta2;
+  const float rate = rule.eta / rule.bias1;
+  const float root = std::sqrt(rule.bias2);
+  for (size_t i = 0; i < u.size(); ++i) {
+    const float difference = u[i] - m[i];
+    const float change = new1 * difference;
+    m[i] += change;
+    const float decayed = rule.beta2 * v[i];
+    const float scaled = new2 * u[i];
+    const float square = scaled * u[i];
+    v[i] = decayed + square;
+    const float size = std::sqrt(v[i]) / root;
+    const float step = rate * m[i] / (size + rule.eps);
+    const float kept = rule.decay_factor * p[i];
+    p[i] = kept - step;
   }
 }
 
