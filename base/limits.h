@@ -52,6 +52,10 @@ inline constexpr uint32_t kLayersMax = 1000;
 inline constexpr uint32_t kWidthMax = 65536;
 inline constexpr uint32_t kVocabMax = uint32_t{1} << 24;
 inline constexpr size_t kFrozenPatternsMax = 256;
+// Decay groups and the patterns of one: a handful is usual; each pattern is tried on every tensor.
+inline constexpr size_t kDecayGroupsMax = 64;
+inline constexpr size_t kDecayPatternsMax = 256;
+inline constexpr float kDecayScaleMax = 1000.0f;
 // Sequences times context is the tokens of a contribution, which kTokensMax bounds.
 inline constexpr uint32_t kContextMax = uint32_t{1} << 20;
 inline constexpr uint32_t kSequencesMax = uint32_t{1} << 20;

@@ -55,4 +55,27 @@ std::string OneLine(absl::string_view text, size_t bytes_max) {
   return line;
 }
 
+bool MatchesGlob(absl::string_view pattern, absl::string_view name) {
+  // After a mismatch only the last '*' need take one character more: an earlier one could not reach
+  // anything that the later one does not.
+  size_t p = 0, n = 0;
+  size_t after_star = absl::string_view::npos, star_took_to = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      after_star = ++p;
+      star_took_to = n;
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p;
+      ++n;
+    } else if (after_star != absl::string_view::npos) {
+      p = after_star;
+      n = ++star_took_to;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
 }  // namespace isthmus

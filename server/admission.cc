@@ -39,6 +39,9 @@ absl::Status CheckJoinRequest(const v1::JoinRunRequest& request) {
       CheckSize("fingerprint", request.fingerprint().size(), kSha256Bytes, kSha256Bytes));
   ISTHMUS_RETURN_IF_ERROR(
       CheckSize("state_sha256", request.state_sha256().size(), kSha256Bytes, kSha256Bytes));
+  ISTHMUS_RETURN_IF_ERROR(CheckSize("heldout_sha256", request.heldout_sha256().size(),
+                                    request.heldout_sha256().empty() ? 0 : kSha256Bytes,
+                                    kSha256Bytes));
   const size_t update_sha256_bytes = request.last_round() == 0 ? 0 : kSha256Bytes;
   ISTHMUS_RETURN_IF_ERROR(
       CheckSize(absl::StrCat("last_update_sha256 with last_round ", request.last_round()),
@@ -102,7 +105,9 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest&
   ISTHMUS_RETURN_IF_ERROR(CheckSecretLocked(request));
   ISTHMUS_RETURN_IF_ERROR(
       CheckHistoryLocked(request.node(), request.last_round(), request.last_update_sha256()));
+  ISTHMUS_RETURN_IF_ERROR(CheckHeldOutLocked(request));
   ISTHMUS_RETURN_IF_ERROR(CheckModelLocked(request));
+  if (!request.heldout_sha256().empty()) heldout_sha256_ = request.heldout_sha256();
 
   NodeState& node = nodes_[request.node()];
   CloseWatchLocked(&node, WithReason(absl::AbortedError("the node joined again; watch again"),
@@ -214,6 +219,21 @@ absl::Status Coordinator::CheckModelLocked(const v1::JoinRunRequest& request) {
   return absl::OkStatus();
 }
 
+// Losses of two sites are compared all through a run, so they must be of the same tokens.
+absl::Status Coordinator::CheckHeldOutLocked(const v1::JoinRunRequest& request) const {
+  const std::string& theirs = request.heldout_sha256();
+  if (theirs.empty() || heldout_sha256_.empty() || theirs == heldout_sha256_) {
+    return absl::OkStatus();
+  }
+  if (ModelMayChangeLocked(request.node())) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "node '", request.node(), "' holds out tokens ", HexPrefix(theirs),
+          ", the run's other nodes ", HexPrefix(heldout_sha256_),
+          "; give all trainers the same file as --heldout_data, or the same files as --data")),
+      "HELDOUT_DIFFERS");
+}
+
 // The first node fixes what is trained. It can be corrected as long as nothing was built on it.
 bool Coordinator::ModelMayChangeLocked(const std::string& joining) const {
   if (machine_.committed_round() != 0 || machine_.committing_round() != 0) return false;
@@ -232,9 +252,11 @@ absl::Status Coordinator::FixModelLocked(const v1::JoinRunRequest& request) {
   ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(request.manifest(), spec_.codec()));
   const auto grid = std::make_shared<const Grid>(std::move(made));
   // So every member has room for its contribution, and none can wait for another's. A chunk has a
-  // value at least: what is too large by that is refused before its sizes are added up.
+  // value at least (where any travel): what is too large by that is refused before its sizes are
+  // added up.
   const uint64_t bytes_max = kOpenContributionBytesMax / nodes_.size();
-  const uint64_t bytes_min = grid->chunks() * sizeof(float);
+  const bool sends = spec_.codec().kind() != v1::CODEC_KIND_NONE;
+  const uint64_t bytes_min = sends ? grid->chunks() * sizeof(float) : 0;
   absl::optional<ContributionSizes> sizes;
   if (bytes_min <= bytes_max) sizes.emplace(grid);
   if (!sizes.has_value() || sizes->total() > bytes_max) {
@@ -243,7 +265,7 @@ absl::Status Coordinator::FixModelLocked(const v1::JoinRunRequest& request) {
             "a contribution to this model has ", sizes.has_value() ? "" : "at least ",
             sizes.has_value() ? sizes->total() : bytes_min, " bytes, ", nodes_.size(),
             " nodes need ", nodes_.size(), " times that; the limit is ", kOpenContributionBytesMax,
-            ". Lower codec.matrix_density or codec.vector_density")),
+            ". Lower codec.matrix_density or codec.vector_density (CODEC_KIND_DENSE sends all)")),
         "OPEN_CONTRIBUTION_BYTES");
   }
   model_ = std::make_shared<const Model>(Model{request.manifest(), request.fingerprint(),

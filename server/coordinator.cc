@@ -196,8 +196,10 @@ std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) cons
   }
   if (!job.round.is_void) {
     const Grid& grid = *job.model->grid;
-    std::vector<std::string> pieces =
+    FoldedUpdate folded =
         FoldContributions(grid, job.model->sizes, job.contributions, fold_threads_);
+    std::vector<std::string>& pieces = folded.pieces;
+    record.set_norm_bits(FloatBits(folded.norm));
     std::vector<const std::string*> pointers;
     for (const std::string& piece : pieces) pointers.push_back(&piece);
     const auto digest = PayloadDigest(grid, pointers);

@@ -148,6 +148,7 @@ class Coordinator final : public RoundHost {
   absl::Status CheckSecretLocked(const v1::JoinRunRequest& request) const;
   absl::Status CheckStartState(const v1::JoinRunRequest& request) const;
   absl::Status CheckModelLocked(const v1::JoinRunRequest& request);
+  absl::Status CheckHeldOutLocked(const v1::JoinRunRequest& request) const;
   absl::Status FixModelLocked(const v1::JoinRunRequest& request);
   bool ModelMayChangeLocked(const std::string& node) const;
   absl::Status CheckHistoryLocked(const std::string& node, uint64_t last_round,
@@ -194,6 +195,7 @@ class Coordinator final : public RoundHost {
   std::map<std::string, NodeState> nodes_;  // all of the spec's
   uint64_t last_incarnation_ = 0;
   ModelPtr model_;                          // null: no node has joined
+  std::string heldout_sha256_;              // of the held-out tokens; empty: no node named any
   std::shared_ptr<Aggregator> aggregator_;  // of the open round; null: none was opened yet
   absl::optional<CommitJob> job_;
   StoredUpdatePtr persisted_;  // of the round to publish next

@@ -1,6 +1,7 @@
 #include "server/fold.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "base/limits.h"
@@ -58,15 +59,24 @@ std::vector<Components> MergeBlock(const Grid& grid, const ContributionSizes& si
   return merged;
 }
 
+double SumOfSquares(const std::vector<Components>& chunks) {
+  double sum = 0;
+  for (const Components& components : chunks) {
+    for (const float value : components.value) sum += static_cast<double>(value) * value;
+  }
+  return sum;
+}
+
 }  // namespace
 
-std::vector<std::string> FoldContributions(const Grid& grid, const ContributionSizes& sizes,
-                                           const std::vector<std::vector<HeldPiece>>& contributions,
-                                           int threads) {
+FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
+                               const std::vector<std::vector<HeldPiece>>& contributions,
+                               int threads) {
   ISTHMUS_CHECK(!contributions.empty());
   PieceWriter writer(&grid, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
   const std::vector<Block>& blocks = grid.blocks();
   std::vector<std::vector<Components>> merged;
+  double squares = 0;
   for (size_t first = 0; first < blocks.size(); first += kBatchBlocks) {
     const size_t count = std::min(kBatchBlocks, blocks.size() - first);
     merged.assign(count, {});
@@ -75,10 +85,11 @@ std::vector<std::string> FoldContributions(const Grid& grid, const ContributionS
     });
     for (size_t i = 0; i < count; ++i) {
       uint64_t chunk = blocks[first + i].first_chunk;
+      squares += SumOfSquares(merged[i]);
       for (const Components& components : merged[i]) writer.Append(chunk++, components);
     }
   }
-  return writer.Finish();
+  return {writer.Finish(), static_cast<float>(std::sqrt(squares))};
 }
 
 }  // namespace isthmus

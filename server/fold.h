@@ -10,12 +10,19 @@
 
 namespace isthmus {
 
+struct FoldedUpdate {
+  std::vector<std::string> pieces;
+  // 2-norm of the merged values: the blocks' sums of squares, in double, added in block order; the
+  // root rounded once to float32.
+  float norm = 0;
+};
+
 // `contributions`: one for each included node in ascending name, at least one; each covers the
 // model with checked pieces, ascending. Returns the update's pieces (PAYLOAD_CODEC_MERGED_F32, at
 // most kPieceBytesMax), ascending. The bytes depend on nothing but the contributions' chunks: not
 // on how those were cut into pieces, not on who came first, not on `threads`.
-std::vector<std::string> FoldContributions(const Grid& grid, const ContributionSizes& sizes,
-                                           const std::vector<std::vector<HeldPiece>>& contributions,
-                                           int threads);
+FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
+                               const std::vector<std::vector<HeldPiece>>& contributions,
+                               int threads);
 
 }  // namespace isthmus

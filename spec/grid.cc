@@ -27,6 +27,8 @@ uint64_t Side(uint64_t n, const v1::CodecSpec& codec) {
 // Components sent of a chunk; all of them where that takes no more bytes. The published selection,
 // kept for parity, has exactly k.
 uint32_t ComponentsOf(const v1::CodecSpec& codec, bool is_vector, uint32_t elements) {
+  if (codec.kind() == v1::CODEC_KIND_DENSE) return elements;
+  if (codec.kind() == v1::CODEC_KIND_NONE) return 0;
   if (codec.chunk_rule() == v1::CHUNK_RULE_DIVISOR && codec.top_k() > 0) {
     return std::min(codec.top_k(), elements);
   }

@@ -39,7 +39,7 @@ struct ChunkPlace {
   uint32_t tensor = 0;
   uint32_t block = 0;
   ChunkShape shape;
-  uint32_t k = 1;              // components a contribution sends of it
+  uint32_t k = 1;              // components a contribution sends of it; 0 where nothing travels
   uint64_t first_element = 0;  // of its first row, in the row-major tensor
   uint64_t stride = 0;         // elements between its rows
 };

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 
@@ -52,6 +53,7 @@ void FillTiming(v1::RunSpec* spec) {
 }
 
 void FillCodec(v1::CodecSpec* codec) {
+  if (codec->kind() == v1::CODEC_KIND_UNSPECIFIED) codec->set_kind(v1::CODEC_KIND_DEMO);
   if (codec->chunk_rule() == v1::CHUNK_RULE_UNSPECIFIED) {
     codec->set_chunk_rule(v1::CHUNK_RULE_TILES);
   }
@@ -60,11 +62,34 @@ void FillCodec(v1::CodecSpec* codec) {
   if (!codec->has_vector_density()) codec->set_vector_density(8.0 / 64);
   if (!codec->has_beta()) codec->set_beta(0.999f);
   if (!codec->has_alpha()) codec->set_alpha(1.0f);
-  if (!codec->has_sign()) codec->set_sign(true);
+  if (!codec->has_sign()) codec->set_sign(codec->kind() == v1::CODEC_KIND_DEMO);
+}
+
+void FillOptimizer(v1::OptimizerSpec* optimizer) {
+  if (!optimizer->has_lr_final_ratio()) optimizer->set_lr_final_ratio(0.05f);
+  if (optimizer->base() == v1::BASE_OPTIMIZER_UNSPECIFIED) {
+    optimizer->set_base(v1::BASE_OPTIMIZER_SGD);
+  }
+  if (!optimizer->has_beta1()) optimizer->set_beta1(0.9f);
+  if (!optimizer->has_beta2()) optimizer->set_beta2(0.95f);
+  if (!optimizer->has_eps()) optimizer->set_eps(1e-8f);
+}
+
+// What a preset means: values of fields that were left out. Unknown ones are refused later.
+void FillPreset(v1::RunSpec* spec) {
+  if (spec->preset().empty()) spec->set_preset("demo");
+  const bool full = spec->preset() == "full", none = spec->preset() == "none";
+  if (!full && !none) return;
+  if (spec->codec().kind() == v1::CODEC_KIND_UNSPECIFIED) {
+    spec->mutable_codec()->set_kind(full ? v1::CODEC_KIND_DENSE : v1::CODEC_KIND_NONE);
+  }
+  if (spec->optimizer().base() == v1::BASE_OPTIMIZER_UNSPECIFIED) {
+    spec->mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_ADAMW);
+  }
 }
 
 void FillDefaults(v1::RunSpec* spec) {
-  if (spec->preset().empty()) spec->set_preset("demo");
+  FillPreset(spec);
   for (v1::NodeSpec& node : *spec->mutable_nodes()) {
     if (node.data_parts() == 0) node.set_data_parts(1);
   }
@@ -73,9 +98,9 @@ void FillDefaults(v1::RunSpec* spec) {
     v1::DataSpec* data = spec->mutable_data();
     if (data->heldout_permille() == 0) data->set_heldout_permille(50);
     if (data->eval_sequences() == 0) data->set_eval_sequences(64);
+    if (data->format() == v1::TOKEN_FORMAT_UNSPECIFIED) data->set_format(v1::TOKEN_FORMAT_BYTES);
   }
-  v1::OptimizerSpec* optimizer = spec->mutable_optimizer();
-  if (!optimizer->has_lr_final_ratio()) optimizer->set_lr_final_ratio(0.05f);
+  FillOptimizer(spec->mutable_optimizer());
   FillCodec(spec->mutable_codec());
   FillTiming(spec);
 }
@@ -156,6 +181,28 @@ float LearningRate(const v1::RunSpec& spec, uint64_t step) {
   const double done =
       static_cast<double>(step - warmup) / static_cast<double>(spec.steps() - warmup);
   return static_cast<float>(lr * (last + (1.0 - last) * 0.5 * (1.0 + std::cos(kPi * done))));
+}
+
+absl::StatusOr<std::vector<float>> DecayScales(const v1::OptimizerSpec& optimizer,
+                                               const std::vector<std::string>& tensors) {
+  std::vector<float> scales(tensors.size(), 1.0f);
+  // From the last group to the first, so that the first one that matches has the last word.
+  for (int i = optimizer.decay_groups_size() - 1; i >= 0; --i) {
+    for (const std::string& pattern : optimizer.decay_groups(i).tensors()) {
+      bool found = false;
+      for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+        if (!MatchesGlob(pattern, tensors[tensor])) continue;
+        scales[tensor] = optimizer.decay_groups(i).scale();
+        found = true;
+      }
+      if (found) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("optimizer.decay_groups[", i, "].tensors: '", pattern,
+                       "' matches no trainable tensor; names are like '",
+                       tensors.empty() ? "" : tensors.back(), "'"));
+    }
+  }
+  return scales;
 }
 
 }  // namespace isthmus

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -38,5 +39,10 @@ int NodeIndex(const v1::RunSpec& spec, absl::string_view name);
 // from lr to lr * lr_final_ratio at the last step. Evaluated in double, rounded once to float32;
 // the coordinator puts the bits in the round record and nodes use those.
 float LearningRate(const v1::RunSpec& spec, uint64_t step);
+
+// For each tensor of a manifest the factor of its weight decay: the scale of the first decay group
+// with a pattern that matches its name, else 1. INVALID_ARGUMENT: a pattern that matches no tensor.
+absl::StatusOr<std::vector<float>> DecayScales(const v1::OptimizerSpec& optimizer,
+                                               const std::vector<std::string>& tensors);
 
 }  // namespace isthmus

@@ -1,4 +1,5 @@
 // The checks of a complete RunSpec: each refusal names field, value and limit and says what to do.
+#include <algorithm>
 #include <cmath>
 #include <unordered_set>
 
@@ -13,7 +14,7 @@
 namespace isthmus {
 namespace {
 
-constexpr absl::string_view kPresets[] = {"demo", "flexdemo"};
+constexpr absl::string_view kPresets[] = {"demo", "flexdemo", "full", "none"};
 
 template <typename T>
 absl::Status Refuse(absl::string_view field, const T& value, absl::string_view advice) {
@@ -68,7 +69,19 @@ absl::Status CheckNodes(const v1::RunSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status CheckModel(const v1::ModelSpec& model) {
+absl::Status CheckPatterns(absl::string_view field, size_t least, size_t most,
+                           const google::protobuf::RepeatedPtrField<std::string>& patterns) {
+  ISTHMUS_RETURN_IF_ERROR(CheckRange(absl::StrCat("the number of patterns in ", field),
+                                     patterns.size(), least, most, "join patterns with '*'"));
+  for (int i = 0; i < patterns.size(); ++i) {
+    ISTHMUS_RETURN_IF_ERROR(CheckRange(absl::StrCat("the length of ", field, "[", i, "]"),
+                                       patterns[i].size(), 1, kTensorNameBytesMax,
+                                       "give a tensor name with '*' for any characters"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const v1::ModelSpec& model, v1::TokenFormat format) {
   ISTHMUS_RETURN_IF_ERROR(CheckRange("model.layers", model.layers(), 1, kLayersMax,
                                      "give the number of transformer blocks"));
   ISTHMUS_RETURN_IF_ERROR(
@@ -81,17 +94,11 @@ absl::Status CheckModel(const v1::ModelSpec& model) {
   }
   ISTHMUS_RETURN_IF_ERROR(CheckRange("model.context", model.context(), 1, kContextMax,
                                      "give the length of a sequence in tokens"));
-  // A token is a byte of text, so every byte needs its row in the embedding.
-  ISTHMUS_RETURN_IF_ERROR(CheckRange("model.vocab", model.vocab(), 256, kVocabMax,
-                                     "give the number of tokens (256 for bytes)"));
-  ISTHMUS_RETURN_IF_ERROR(CheckRange("the number of patterns in model.frozen", model.frozen_size(),
-                                     0, kFrozenPatternsMax, "join patterns with '*'"));
-  for (int i = 0; i < model.frozen_size(); ++i) {
-    ISTHMUS_RETURN_IF_ERROR(CheckRange(absl::StrCat("the length of model.frozen[", i, "]"),
-                                       model.frozen(i).size(), 1, kTensorNameBytesMax,
-                                       "give a tensor name with '*' for any characters"));
-  }
-  return absl::OkStatus();
+  // Where a token is a byte, every byte needs its row in the embedding.
+  ISTHMUS_RETURN_IF_ERROR(CheckRange(
+      "model.vocab", model.vocab(), format == v1::TOKEN_FORMAT_BYTES ? 256 : 1, kVocabMax,
+      "give the number of tokens (at least 256 where data.format is TOKEN_FORMAT_BYTES)"));
+  return CheckPatterns("model.frozen", 0, kFrozenPatternsMax, model.frozen());
 }
 
 absl::Status CheckData(const v1::RunSpec& spec) {
@@ -102,8 +109,47 @@ absl::Status CheckData(const v1::RunSpec& spec) {
                                      kSequencesMax, "give the sequences a node takes a step"));
   ISTHMUS_RETURN_IF_ERROR(CheckRange("data.heldout_permille", data.heldout_permille(), 1, 999,
                                      "give the held-out part in thousandths"));
-  return CheckRange("data.eval_sequences", data.eval_sequences(), 1, kSequencesMax,
-                    "give the held-out sequences of an evaluation");
+  ISTHMUS_RETURN_IF_ERROR(CheckRange("data.eval_sequences", data.eval_sequences(), 1, kSequencesMax,
+                                     "give the held-out sequences of an evaluation"));
+  if (v1::TokenFormat_IsValid(data.format()) && data.format() != v1::TOKEN_FORMAT_UNSPECIFIED) {
+    return absl::OkStatus();
+  }
+  return Refuse("data.format", static_cast<int>(data.format()),
+                "give TOKEN_FORMAT_BYTES, TOKEN_FORMAT_UINT16 or TOKEN_FORMAT_UINT32");
+}
+
+absl::Status CheckDecay(const v1::OptimizerSpec& o) {
+  ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.weight_decay", o.weight_decay(),
+                                      o.weight_decay() >= 0, "give a finite number, 0 or more"));
+  ISTHMUS_RETURN_IF_ERROR(CheckRange("the number of optimizer.decay_groups", o.decay_groups_size(),
+                                     0, kDecayGroupsMax, "join groups"));
+  double most = 1;
+  for (int i = 0; i < o.decay_groups_size(); ++i) {
+    const std::string field = absl::StrCat("optimizer.decay_groups[", i, "]");
+    const v1::DecayGroup& group = o.decay_groups(i);
+    ISTHMUS_RETURN_IF_ERROR(
+        CheckPatterns(field + ".tensors", 1, kDecayPatternsMax, group.tensors()));
+    ISTHMUS_RETURN_IF_ERROR(CheckNumber(field + ".scale", group.scale(),
+                                        group.scale() >= 0 && group.scale() <= kDecayScaleMax,
+                                        absl::StrCat("give 0 to ", kDecayScaleMax)));
+    most = std::max<double>(most, group.scale());
+  }
+  // Above 1 the decay would turn the sign of every parameter.
+  const double shrink = static_cast<double>(o.lr()) * static_cast<double>(o.weight_decay()) * most;
+  return CheckNumber("optimizer.lr * optimizer.weight_decay (times the largest scale of a group)",
+                     shrink, shrink <= 1, "the product is at most 1, lower weight_decay");
+}
+
+absl::Status CheckBase(const v1::OptimizerSpec& o) {
+  if (o.base() != v1::BASE_OPTIMIZER_SGD && o.base() != v1::BASE_OPTIMIZER_ADAMW) {
+    return Refuse("optimizer.base", static_cast<int>(o.base()),
+                  "give BASE_OPTIMIZER_SGD or BASE_OPTIMIZER_ADAMW");
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.beta1", o.beta1(), o.beta1() >= 0 && o.beta1() < 1,
+                                      "give the decay of the first moment, 0 or more, below 1"));
+  ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.beta2", o.beta2(), o.beta2() >= 0 && o.beta2() < 1,
+                                      "give the decay of the second moment, 0 or more, below 1"));
+  return CheckNumber("optimizer.eps", o.eps(), o.eps() > 0, "give a finite number above 0");
 }
 
 absl::Status CheckOptimizer(const v1::RunSpec& spec) {
@@ -117,14 +163,23 @@ absl::Status CheckOptimizer(const v1::RunSpec& spec) {
   ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.lr_final_ratio", o.lr_final_ratio(),
                                       o.lr_final_ratio() >= 0 && o.lr_final_ratio() <= 1,
                                       "give the last rate as a share of lr, 0 to 1"));
-  ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.weight_decay", o.weight_decay(),
-                                      o.weight_decay() >= 0, "give a finite number, 0 or more"));
-  // Above 1 the decay would turn the sign of every parameter.
-  const double shrink = static_cast<double>(o.lr()) * static_cast<double>(o.weight_decay());
-  ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.lr * optimizer.weight_decay", shrink, shrink <= 1,
-                                      "the product is at most 1, lower weight_decay"));
+  ISTHMUS_RETURN_IF_ERROR(CheckDecay(o));
+  ISTHMUS_RETURN_IF_ERROR(CheckBase(o));
   return CheckNumber("optimizer.clip_norm", o.clip_norm(), o.clip_norm() >= 0,
                      "give a finite 2-norm, or 0 for no clipping");
+}
+
+absl::Status CheckDrift(const v1::RunSpec& spec) {
+  const bool drifts = spec.codec().kind() == v1::CODEC_KIND_NONE;
+  if (drifts == spec.allow_drift()) return absl::OkStatus();
+  if (drifts) {
+    return Refuse("allow_drift", "false",
+                  "with codec.kind CODEC_KIND_NONE the nodes' parameters drift apart for good; say "
+                  "allow_drift: true where that is meant");
+  }
+  return Refuse("allow_drift", "true",
+                absl::StrCat("codec.kind ", v1::CodecKind_Name(spec.codec().kind()),
+                             " keeps the nodes equal; leave allow_drift out"));
 }
 
 absl::Status CheckTiming(const v1::TimingSpec& timing) {
@@ -142,6 +197,10 @@ absl::Status CheckTiming(const v1::TimingSpec& timing) {
 }  // namespace
 
 absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
+  if (!v1::CodecKind_IsValid(codec.kind()) || codec.kind() == v1::CODEC_KIND_UNSPECIFIED) {
+    return Refuse("codec.kind", static_cast<int>(codec.kind()),
+                  "give CODEC_KIND_DEMO, CODEC_KIND_DENSE or CODEC_KIND_NONE");
+  }
   if (codec.chunk_rule() != v1::CHUNK_RULE_TILES && codec.chunk_rule() != v1::CHUNK_RULE_DIVISOR) {
     return Refuse("codec.chunk_rule", static_cast<int>(codec.chunk_rule()),
                   "give CHUNK_RULE_TILES or CHUNK_RULE_DIVISOR");
@@ -180,10 +239,11 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec) {
     return Refuse("preset", absl::StrCat("'", spec.preset(), "'"),
                   absl::StrCat("known presets are ", absl::StrJoin(kPresets, ", ")));
   }
-  if (spec.has_model()) ISTHMUS_RETURN_IF_ERROR(CheckModel(spec.model()));
+  if (spec.has_model()) ISTHMUS_RETURN_IF_ERROR(CheckModel(spec.model(), spec.data().format()));
   ISTHMUS_RETURN_IF_ERROR(CheckData(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckOptimizer(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
+  ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckTiming(spec.timing()));
   if (!spec.start_state_sha256().empty() && spec.start_state_sha256().size() != kSha256Bytes) {
     return Refuse("the length of start_state_sha256", spec.start_state_sha256().size(),

@@ -26,6 +26,7 @@ std::string UpdateRecordSha256(const v1::UpdateRecord& record) {
   hash.UpdateU64(record.payload_bytes());
   hash.UpdateSized(record.payload_sha256());
   hash.UpdateSized(record.previous_sha256());
+  hash.UpdateU64(record.norm_bits());
   return hash.Finish();
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 
 namespace isthmus {
 namespace {
@@ -65,23 +66,11 @@ at::Tensor Head(const at::Tensor& input, const std::vector<at::Tensor>& t, const
   return at::cross_entropy_loss(logits.view({-1, logits.size(-1)}), batch.targets.reshape({-1}));
 }
 
-// Glob with '*' only.
-bool Matches(absl::string_view pattern, absl::string_view name) {
-  const size_t star = pattern.find('*');
-  if (star == absl::string_view::npos) return pattern == name;
-  if (name.substr(0, star) != pattern.substr(0, star)) return false;
-  const absl::string_view rest = pattern.substr(star + 1);
-  for (size_t begin = star; begin <= name.size(); ++begin) {
-    if (Matches(rest, name.substr(begin))) return true;
-  }
-  return false;
-}
-
 absl::Status Freeze(const v1::ModelSpec& spec, std::vector<ModelTensor>* tensors) {
   for (const std::string& pattern : spec.frozen()) {
     bool found = false;
     for (ModelTensor& tensor : *tensors) {
-      if (!Matches(pattern, tensor.name)) continue;
+      if (!MatchesGlob(pattern, tensor.name)) continue;
       found = tensor.frozen = true;
     }
     if (!found) {

@@ -63,7 +63,7 @@ TEST(Fold, SameBytesForEveryArrivalOrderCutAndThreadCount) {
       for (size_t node = 0; node < count; ++node) {
         held.push_back(aggregator.Pieces(std::string(1, static_cast<char>('a' + node))));
       }
-      const auto merged = FoldContributions(*grid, sizes, held, threads);
+      const auto merged = FoldContributions(*grid, sizes, held, threads).pieces;
       if (first.empty()) first = merged;
       EXPECT_TRUE(merged == first) << count << " nodes, " << threads << " threads";
     }

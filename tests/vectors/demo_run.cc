@@ -106,7 +106,7 @@ absl::Status DemoRun::Step(const std::vector<std::vector<absl::Span<const float>
     contributions.push_back(std::move(held));
   }
   const std::vector<std::string> pieces =
-      FoldContributions(*grid_, ContributionSizes(grid_), contributions, 1);
+      FoldContributions(*grid_, ContributionSizes(grid_), contributions, 1).pieces;
   ISTHMUS_RETURN_IF_ERROR(KeepUpdate(pieces));
   std::vector<const std::string*> update;
   for (const std::string& bytes : pieces) update.push_back(&bytes);
