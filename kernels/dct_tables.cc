@@ -44,11 +44,30 @@ float Cosine(uint32_t n, uint32_t t) {
   return negative ? -value : value;
 }
 
+// One vector of the widest target, and its alignment.
+struct alignas(kDctPadding * sizeof(float)) PaddedFloats {
+  float value[kDctPadding];
+};
+
 struct Basis {
   std::once_flag once;
   std::vector<float> by_position;
   std::vector<float> by_frequency;
+  std::vector<PaddedFloats> padded_by_position;
+  std::vector<PaddedFloats> padded_by_frequency;
 };
+
+// The n x n matrix with each row padded.
+std::vector<PaddedFloats> Padded(uint32_t n, const std::vector<float>& matrix) {
+  const size_t blocks = PaddedSide(n) / kDctPadding;
+  std::vector<PaddedFloats> padded(n * blocks, PaddedFloats{});
+  for (uint32_t row = 0; row < n; ++row) {
+    for (uint32_t col = 0; col < n; ++col) {
+      padded[row * blocks + col / kDctPadding].value[col % kDctPadding] = matrix[row * n + col];
+    }
+  }
+  return padded;
+}
 
 const Basis& BasisOf(uint32_t n) {
   ISTHMUS_CHECK(n >= 1 && n <= kChunkSideMax);
@@ -65,6 +84,8 @@ const Basis& BasisOf(uint32_t n) {
         basis.by_frequency[b * n + j] = value;
       }
     }
+    basis.padded_by_position = Padded(n, basis.by_position);
+    basis.padded_by_frequency = Padded(n, basis.by_frequency);
   });
   return basis;
 }
@@ -74,5 +95,10 @@ const Basis& BasisOf(uint32_t n) {
 absl::Span<const float> DctBasis(uint32_t n) { return BasisOf(n).by_position; }
 
 absl::Span<const float> DctBasisTransposed(uint32_t n) { return BasisOf(n).by_frequency; }
+
+PaddedDctBasis DctBasisPadded(uint32_t n) {
+  const Basis& basis = BasisOf(n);
+  return {basis.padded_by_position[0].value, basis.padded_by_frequency[0].value};
+}
 
 }  // namespace isthmus

@@ -69,14 +69,15 @@ void AddScaledChunk(ChunkShape shape, float scale, absl::Span<const float> x, fl
                     size_t stride);
 
 // Working memory of ReserveChunk and StepChunk, so that they allocate nothing: one a thread, made
-// once (std::make_unique<ChunkScratch>(); 210 KB) and used for chunks of any shape. What it holds
+// once (std::make_unique<ChunkScratch>(); 256 KB) and used for chunks of any shape. What it holds
 // between calls means nothing.
 struct alignas(64) ChunkScratch {
-  static constexpr size_t kFloats = 128 * 128;
-  float first[kFloats];
-  float second[kFloats];
-  float third[kFloats];
-  uint32_t candidates[kFloats / 4];
+  // A chunk of the largest side, and behind it room for one vector that is written whole.
+  static constexpr size_t kElements = 128 * 128 + 16;
+  float first[kElements];
+  float second[kElements];
+  float third[kElements];
+  uint32_t index[kElements];
 };
 
 struct ReserveRule {

@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/demo.h"
+#include "kernels/reference/reference.h"
 
 namespace isthmus {
+namespace reference {
 
 void SelectTopK(absl::Span<const float> coefficients, uint32_t k, Components* out) {
   const uint32_t size = static_cast<uint32_t>(coefficients.size());
@@ -30,4 +31,5 @@ void SelectTopK(absl::Span<const float> coefficients, uint32_t k, Components* ou
   for (uint32_t i = 0; i < k; ++i) out->value[i] = coefficients[out->index[i]];
 }
 
+}  // namespace reference
 }  // namespace isthmus

@@ -3,9 +3,10 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "kernels/demo.h"
+#include "kernels/reference/reference.h"
 
 namespace isthmus {
+namespace reference {
 
 void UpdateMomentum(float beta, float eta, absl::Span<const float> g, absl::Span<float> d) {
   ISTHMUS_CHECK(g.size() == d.size());
@@ -25,11 +26,6 @@ void SignInPlace(absl::Span<float> x) {
     const float negative = values[i] < 0.0f ? 1.0f : 0.0f;
     values[i] = positive - negative;
   }
-}
-
-float DecayFactor(float eta, float lambda) {
-  const float product = eta * lambda;
-  return 1.0f - product;
 }
 
 void DecayInPlace(float factor, absl::Span<float> p) {
@@ -83,4 +79,5 @@ void AdamWStep(const AdamWRule& rule, absl::Span<const float> u, absl::Span<floa
   }
 }
 
+}  // namespace reference
 }  // namespace isthmus

@@ -5,9 +5,10 @@
 #include "base/check.h"
 #include "base/limits.h"
 #include "kernels/dct_tables.h"
-#include "kernels/demo.h"
+#include "kernels/reference/reference.h"
 
 namespace isthmus {
+namespace reference {
 namespace {
 
 constexpr size_t kChunkElementsMax = size_t{kChunkSideMax} * kChunkSideMax;
@@ -106,4 +107,5 @@ void DecodeComponents(ChunkShape shape, const Components& components, absl::Span
   }
 }
 
+}  // namespace reference
 }  // namespace isthmus

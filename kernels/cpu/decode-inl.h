@@ -1,0 +1,177 @@
+// The inverse transform of a few components, bit-equal: vectors lie across columns, and each
+// element is summed in the order that kernels/demo.h states.
+#if defined(ISTHMUS_KERNELS_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ISTHMUS_KERNELS_CPU_DECODE_INL_H_
+#undef ISTHMUS_KERNELS_CPU_DECODE_INL_H_
+#else
+#define ISTHMUS_KERNELS_CPU_DECODE_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/limits.h"
+#include "kernels/chunk.h"
+#include "kernels/cpu/vectors-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace isthmus {
+namespace HWY_NAMESPACE {
+
+// Vectors of columns that are summed side by side.
+constexpr size_t kColumnVectors = 4;
+
+// The row frequencies that have components.
+struct PresentRows {
+  uint32_t count = 0;
+  uint32_t frequency[kChunkSideMax];
+};
+
+// sum over components [begin, end), all of the row that begins at index `row_begin`, of value *
+// cosine, for `vectors` vectors of columns from `cosines` on.
+template <size_t vectors>
+HWY_INLINE void SumOfRow(const Components& components, size_t begin, size_t end, uint32_t row_begin,
+                         const float* HWY_RESTRICT cosines, size_t stride,
+                         FloatVec* HWY_RESTRICT sum) {
+  const FloatTag d;
+  const uint32_t* HWY_RESTRICT index = components.index.data();
+  const float* HWY_RESTRICT value = components.value.data();
+  HWY_UNROLL(4)
+  for (size_t v = 0; v < vectors; ++v) sum[v] = hn::Zero(d);
+  for (size_t i = begin; i < end; ++i) {
+    const float* HWY_RESTRICT cosine = cosines + (index[i] - row_begin) * stride;
+    const FloatVec weight = hn::Set(d, value[i]);
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < vectors; ++v) {
+      sum[v] = hn::Add(sum[v], hn::Mul(weight, hn::LoadU(d, cosine + v * kLanes)));
+    }
+  }
+}
+
+// A run: calls sink(0, l, sums of columns l and on, how many of them) for all columns.
+template <class Sink>
+HWY_INLINE void DecodeRun(uint32_t cols, const Components& components, Sink&& sink) {
+  const size_t stride = PaddedSide(cols);
+  const float* HWY_RESTRICT cosines = DctBasisPadded(cols).by_frequency;
+  uint32_t last = 0;
+  for (const uint32_t e : components.index) last = std::max(last, e);
+  ISTHMUS_CHECK(last < cols);
+  size_t l = 0;
+  for (; l + kColumnVectors * kLanes <= stride; l += kColumnVectors * kLanes) {
+    FloatVec sum[kColumnVectors];
+    SumOfRow<kColumnVectors>(components, 0, components.size(), 0, cosines + l, stride, sum);
+    for (size_t v = 0; v < kColumnVectors; ++v) {
+      const size_t at = l + v * kLanes;
+      if (at < cols) sink(0, at, sum[v], cols - at);
+    }
+  }
+  for (; l < cols; l += kLanes) {
+    FloatVec sum[1];
+    SumOfRow<1>(components, 0, components.size(), 0, cosines + l, stride, sum);
+    sink(0, l, sum[0], cols - l);
+  }
+}
+
+// y[b][l] of each row frequency b that has components, into `y`, rows of PaddedSide(cols).
+HWY_INLINE void DecodeRows(ChunkShape shape, const Components& components, float* HWY_RESTRICT y,
+                           PresentRows* present) {
+  const FloatTag d;
+  const uint32_t rows = shape.rows;
+  const uint32_t cols = shape.cols;
+  const size_t stride = PaddedSide(cols);
+  const float* HWY_RESTRICT cosines = DctBasisPadded(cols).by_frequency;
+  const size_t count = components.size();
+  for (size_t i = 0; i < count;) {
+    const uint32_t b = components.index[i] / cols;
+    ISTHMUS_CHECK(b < rows);
+    // Indices ascend, so there are never more than `rows` of them.
+    ISTHMUS_CHECK(present->count < rows);
+    const uint32_t row_begin = b * cols;
+    size_t end = i + 1;
+    while (end < count && components.index[end] - row_begin < cols) ++end;
+    float* HWY_RESTRICT to = y + present->count * stride;
+    size_t l = 0;
+    for (; l + kColumnVectors * kLanes <= stride; l += kColumnVectors * kLanes) {
+      FloatVec sum[kColumnVectors];
+      SumOfRow<kColumnVectors>(components, i, end, row_begin, cosines + l, stride, sum);
+      for (size_t v = 0; v < kColumnVectors; ++v) hn::StoreU(sum[v], d, to + l + v * kLanes);
+    }
+    for (; l < stride; l += kLanes) {
+      FloatVec sum[1];
+      SumOfRow<1>(components, i, end, row_begin, cosines + l, stride, sum);
+      hn::StoreU(sum[0], d, to + l);
+    }
+    present->frequency[present->count++] = b;
+    i = end;
+  }
+}
+
+// x[j][l] and x[rows - 1 - j][l] of `vectors` vectors of columns from `y` on. The cosines of the
+// two rows are equal for an even frequency and each other's negative for an odd one, to the bit, so
+// they share the products: x - p has the bits of x + (-p), and a sum that began at +0 is never -0,
+// so that the sign of a product that is zero does not matter.
+template <size_t vectors>
+HWY_INLINE void SumOfPair(const PresentRows& present, const float* HWY_RESTRICT y, size_t stride,
+                          const float* HWY_RESTRICT cosines, FloatVec* HWY_RESTRICT front,
+                          FloatVec* HWY_RESTRICT back) {
+  const FloatTag d;
+  HWY_UNROLL(4)
+  for (size_t v = 0; v < vectors; ++v) front[v] = back[v] = hn::Zero(d);
+  for (uint32_t i = 0; i < present.count; ++i, y += stride) {
+    const uint32_t b = present.frequency[i];
+    const FloatVec weight = hn::Set(d, cosines[b]);
+    FloatVec product[vectors];
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < vectors; ++v) {
+      product[v] = hn::Mul(weight, hn::LoadU(d, y + v * kLanes));
+      front[v] = hn::Add(front[v], product[v]);
+    }
+    if (b % 2 == 0) {
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < vectors; ++v) back[v] = hn::Add(back[v], product[v]);
+    } else {
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < vectors; ++v) back[v] = hn::Sub(back[v], product[v]);
+    }
+  }
+}
+
+template <size_t vectors, class Sink>
+HWY_INLINE void DecodeColumns(ChunkShape shape, const PresentRows& present, const float* y,
+                              size_t stride, size_t l, Sink& sink) {
+  const float* HWY_RESTRICT cosines = DctBasis(shape.rows).data();
+  for (size_t j = 0; j < (shape.rows + 1) / 2; ++j) {
+    FloatVec front[vectors], back[vectors];
+    SumOfPair<vectors>(present, y + l, stride, cosines + j * shape.rows, front, back);
+    const size_t mirrored = shape.rows - 1 - j;
+    for (size_t v = 0; v < vectors; ++v) {
+      const size_t at = l + v * kLanes;
+      if (at >= shape.cols) break;
+      sink(j, at, front[v], shape.cols - at);
+      if (mirrored != j) sink(mirrored, at, back[v], shape.cols - at);
+    }
+  }
+}
+
+// Calls sink(j, l, x[j][l] and on, elements left in the row) for each vector of the decoded chunk.
+// `y` is working memory: rows * PaddedSide(cols).
+template <class Sink>
+HWY_INLINE void DecodeTile(ChunkShape shape, const Components& components, float* HWY_RESTRICT y,
+                           Sink&& sink) {
+  ISTHMUS_CHECK(components.index.size() == components.value.size());
+  if (shape.rows == 1) return DecodeRun(shape.cols, components, sink);
+  PresentRows present;
+  DecodeRows(shape, components, y, &present);
+  const size_t stride = PaddedSide(shape.cols);
+  size_t l = 0;
+  for (; l + kColumnVectors * kLanes <= stride; l += kColumnVectors * kLanes) {
+    DecodeColumns<kColumnVectors>(shape, present, y, stride, l, sink);
+  }
+  for (; l < shape.cols; l += kLanes) DecodeColumns<1>(shape, present, y, stride, l, sink);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace isthmus
+HWY_AFTER_NAMESPACE();
+
+#endif  // ISTHMUS_KERNELS_CPU_DECODE_INL_H_
