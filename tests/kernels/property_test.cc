@@ -1,0 +1,238 @@
+// Every kernel, on every target that this machine has, against the plain implementation: random
+// sizes with 0 where that is allowed, 1, primes and odd lengths.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/demo.h"
+#include "kernels/reference/reference.h"
+#include "kernels/targets.h"
+#include "tests/kernels/random.h"
+
+namespace isthmus {
+namespace {
+
+// Runs the test's body once a target.
+class EveryTarget : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { ForceKernelTarget(GetParam()); }
+  void TearDown() override { ForceKernelTarget(""); }
+
+  TestRandom random_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Kernels, EveryTarget, testing::ValuesIn(KernelTargets()),
+                         [](const auto& info) { return info.param; });
+
+std::vector<size_t> Sizes(TestRandom* random) {
+  std::vector<size_t> sizes = {0,  1,  2,  3,  4,  5,  7,   8,   11,  13,  15,
+                               16, 17, 31, 32, 33, 63, 101, 127, 128, 129, 1009};
+  for (int i = 0; i < 20; ++i) sizes.push_back(random->Between(0, 3000));
+  return sizes;
+}
+
+bool SameBits(absl::Span<const float> a, absl::Span<const float> b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+// Normal numbers, among them zeros of both signs, subnormal and large ones.
+std::vector<float> Numbers(TestRandom* random, size_t count) {
+  std::vector<float> values = random->Normals(count);
+  const float odd[] = {0.0f, -0.0f, 1e-42f, -1e-42f, 1e30f, -1e-30f};
+  for (float& value : values) {
+    if (random->Between(0, 9) == 0) value = odd[random->Between(0, 5)];
+  }
+  return values;
+}
+
+TEST_P(EveryTarget, IsTheOneInUse) { EXPECT_EQ(KernelTarget(), GetParam()); }
+
+TEST_P(EveryTarget, ElementwiseBitForBit) {
+  for (const size_t size : Sizes(&random_)) {
+    const std::vector<float> u = Numbers(&random_, size);
+    const std::vector<float> before = Numbers(&random_, size);
+    const float a = random_.Normal();
+    const float b = random_.Normal();
+    std::vector<float> got = before;
+    std::vector<float> expected = before;
+    UpdateMomentum(a, b, u, absl::MakeSpan(got));
+    reference::UpdateMomentum(a, b, u, absl::MakeSpan(expected));
+    ASSERT_TRUE(SameBits(got, expected)) << "momentum " << size;
+    SgdStep(a, u, absl::MakeSpan(got));
+    reference::SgdStep(a, u, absl::MakeSpan(expected));
+    ASSERT_TRUE(SameBits(got, expected)) << "SGD " << size;
+    DecayInPlace(b, absl::MakeSpan(got));
+    reference::DecayInPlace(b, absl::MakeSpan(expected));
+    ASSERT_TRUE(SameBits(got, expected)) << "decay " << size;
+    SignInPlace(absl::MakeSpan(got));
+    reference::SignInPlace(absl::MakeSpan(expected));
+    ASSERT_TRUE(SameBits(got, expected)) << "sign " << size;
+  }
+}
+
+TEST_P(EveryTarget, AdamWBitForBit) {
+  for (const size_t size : Sizes(&random_)) {
+    AdamWRule rule;
+    rule.eta = 0.01f;
+    rule.decay_factor = DecayFactor(rule.eta, 0.1f);
+    std::vector<float> p = Numbers(&random_, size), m(size), v(size);
+    std::vector<float> p_expected = p, m_expected(size), v_expected(size);
+    float power1 = 1.0f, power2 = 1.0f;
+    for (int t = 1; t <= 3; ++t) {
+      power1 *= rule.beta1;
+      power2 *= rule.beta2;
+      rule.bias1 = 1.0f - power1;
+      rule.bias2 = 1.0f - power2;
+      const std::vector<float> u = random_.Normals(size);
+      AdamWStep(rule, u, absl::MakeSpan(p), absl::MakeSpan(m), absl::MakeSpan(v));
+      reference::AdamWStep(rule, u, absl::MakeSpan(p_expected), absl::MakeSpan(m_expected),
+                           absl::MakeSpan(v_expected));
+      ASSERT_TRUE(SameBits(p, p_expected)) << size;
+      ASSERT_TRUE(SameBits(m, m_expected)) << size;
+      ASSERT_TRUE(SameBits(v, v_expected)) << size;
+    }
+  }
+}
+
+TEST_P(EveryTarget, AddScaledChunkBitForBit) {
+  for (const ChunkShape shape : InterestingShapes(&random_, 10)) {
+    const size_t stride = shape.cols + random_.Between(0, 9);
+    const std::vector<float> x = Numbers(&random_, shape.elements());
+    std::vector<float> got = Numbers(&random_, stride * shape.rows);
+    std::vector<float> expected = got;
+    const float scale = random_.Normal();
+    AddScaledChunk(shape, scale, x, got.data(), stride);
+    reference::AddScaledChunk(shape, scale, x, expected.data(), stride);
+    ASSERT_TRUE(SameBits(got, expected)) << shape.rows << " x " << shape.cols;
+  }
+}
+
+TEST_P(EveryTarget, EncodeWithinTolerance) {
+  for (const ChunkShape shape : InterestingShapes(&random_, 30)) {
+    const size_t stride = shape.cols + random_.Between(0, 9);
+    const std::vector<float> tensor = random_.Normals(stride * shape.rows);
+    std::vector<float> got(shape.elements());
+    std::vector<float> again(shape.elements());
+    std::vector<float> expected(shape.elements());
+    EncodeChunk(shape, tensor.data(), stride, absl::MakeSpan(got));
+    EncodeChunk(shape, tensor.data(), stride, absl::MakeSpan(again));
+    reference::EncodeChunk(shape, tensor.data(), stride, absl::MakeSpan(expected));
+    ASSERT_TRUE(SameBits(got, again)) << shape.rows << " x " << shape.cols;
+    for (uint32_t i = 0; i < shape.elements(); ++i) {
+      ASSERT_NEAR(got[i], expected[i], 4e-6) << shape.rows << " x " << shape.cols << " at " << i;
+    }
+  }
+}
+
+TEST_P(EveryTarget, SelectEqualsAPartialSort) {
+  const float few[] = {0.0f, -0.0f, 1.0f, -1.0f, 1.5f, 3e38f, 1e-42f};
+  for (int i = 0; i < 200; ++i) {
+    const uint32_t size = i < 70 ? i + 1 : random_.Between(1, i < 190 ? 5000 : 16384);
+    std::vector<float> values = Numbers(&random_, size);
+    if (i % 3 == 0) {
+      for (float& value : values) value = few[random_.Between(0, 6)];
+    }
+    for (const uint32_t k :
+         {1u, std::min(size, 32u), (size + 1) / 2, size, random_.Between(1, size)}) {
+      Components got, expected;
+      SelectTopK(values, k, &got);
+      reference::SelectTopK(values, k, &expected);
+      ASSERT_EQ(got.index, expected.index) << "size " << size << " k " << k;
+      ASSERT_TRUE(SameBits(got.value, expected.value)) << "size " << size << " k " << k;
+    }
+  }
+}
+
+TEST_P(EveryTarget, DecodeBitForBit) {
+  for (const ChunkShape shape : InterestingShapes(&random_, 30)) {
+    const uint32_t m = shape.elements();
+    for (const uint32_t count : {0u, 1u, std::min(m, 32u), random_.Between(0, m)}) {
+      const Components components = random_.Some(m, count);
+      std::vector<float> got(m), expected(m);
+      DecodeComponents(shape, components, absl::MakeSpan(got));
+      reference::DecodeComponents(shape, components, absl::MakeSpan(expected));
+      ASSERT_TRUE(SameBits(got, expected)) << shape.rows << " x " << shape.cols << " " << count;
+    }
+  }
+}
+
+TEST_P(EveryTarget, StepBitForBit) {
+  const auto scratch = std::make_unique<ChunkScratch>();
+  for (const ChunkShape shape : InterestingShapes(&random_, 20)) {
+    for (const bool sign : {true, false}) {
+      const uint32_t m = shape.elements();
+      const Components merged = random_.Some(m, random_.Between(0, std::min(m, 100u)));
+      const size_t stride = shape.cols + random_.Between(0, 9);
+      std::vector<float> got = Numbers(&random_, stride * shape.rows);
+      std::vector<float> expected = got;
+      StepRule rule;
+      rule.sign = sign;
+      rule.eta = random_.Normal();
+      rule.decay_factor = random_.Between(0, 1) == 0 ? 1.0f : random_.Normal();
+      StepChunk(shape, rule, merged, got.data(), stride, scratch.get());
+      reference::StepChunk(shape, rule, merged, expected.data(), stride, scratch.get());
+      ASSERT_TRUE(SameBits(got, expected)) << shape.rows << " x " << shape.cols;
+    }
+  }
+}
+
+// What is sent is the selection of what EncodeChunk gives; momentum and subtraction have the bits
+// of the plain parts; what lies beside the chunk is not touched.
+TEST_P(EveryTarget, ReserveIsItsParts) {
+  const auto scratch = std::make_unique<ChunkScratch>();
+  for (const ChunkShape shape : InterestingShapes(&random_, 20)) {
+    const uint32_t m = shape.elements();
+    const size_t stride = shape.cols + random_.Between(0, 9);
+    const size_t g_stride = shape.cols + random_.Between(0, 9);
+    const bool has_gradient = random_.Between(0, 3) != 0;
+    const std::vector<float> g = random_.Normals(g_stride * shape.rows);
+    const std::vector<float> zeros(shape.cols);
+    ReserveRule rule;
+    rule.k = random_.Between(1, std::min(m, 64u));
+    rule.beta = 0.9f;
+    rule.eta = 0.1f;
+    rule.alpha = random_.Between(0, 1) == 0 ? 1.0f : 0.2f;
+    std::vector<float> got = random_.Normals(stride * shape.rows);
+    std::vector<float> expected = got;
+    Components sent;
+    ReserveChunk(shape, rule, has_gradient ? g.data() : nullptr, g_stride, got.data(), stride,
+                 scratch.get(), &sent);
+    for (uint32_t j = 0; j < shape.rows; ++j) {
+      const float* row = has_gradient ? g.data() + j * g_stride : zeros.data();
+      reference::UpdateMomentum(rule.beta, rule.eta, absl::MakeConstSpan(row, shape.cols),
+                                absl::MakeSpan(expected.data() + j * stride, shape.cols));
+    }
+    std::vector<float> coefficients(m), x(m);
+    EncodeChunk(shape, expected.data(), stride, absl::MakeSpan(coefficients));
+    Components selected;
+    reference::SelectTopK(coefficients, rule.k, &selected);
+    ASSERT_EQ(sent.index, selected.index) << shape.rows << " x " << shape.cols;
+    ASSERT_TRUE(SameBits(sent.value, selected.value)) << shape.rows << " x " << shape.cols;
+    reference::DecodeComponents(shape, sent, absl::MakeSpan(x));
+    reference::AddScaledChunk(shape, -rule.alpha, x, expected.data(), stride);
+    ASSERT_TRUE(SameBits(got, expected)) << shape.rows << " x " << shape.cols;
+  }
+}
+
+// The bytes behind the last element of a chunk may belong to nobody.
+TEST_P(EveryTarget, ReadsAndWritesNoFurtherThanTheChunk) {
+  const auto scratch = std::make_unique<ChunkScratch>();
+  for (const ChunkShape shape : {ChunkShape{1, 1}, ChunkShape{1, 13}, ChunkShape{5, 7}}) {
+    // Exactly as large as the chunk, so that a sanitizer sees what lies behind.
+    std::vector<float> d = random_.Normals(shape.elements());
+    std::vector<float> p = random_.Normals(shape.elements());
+    const std::vector<float> g = random_.Normals(shape.elements());
+    ReserveRule rule;
+    rule.beta = 0.5f;
+    rule.eta = 1.0f;
+    Components sent;
+    ReserveChunk(shape, rule, g.data(), shape.cols, d.data(), shape.cols, scratch.get(), &sent);
+    StepChunk(shape, StepRule(), sent, p.data(), shape.cols, scratch.get());
+    EXPECT_EQ(sent.size(), 1u);
+  }
+}
+
+}  // namespace
+}  // namespace isthmus
