@@ -36,7 +36,7 @@ bool HasOurFlags(absl::string_view file) { return absl::EndsWith(file, "main.cc"
 
 }  // namespace
 
-absl::Status ReadFlags(const Program& program, int argc, char** argv) {
+std::vector<std::string> ReadFlagsAndWords(const Program& program, int argc, char** argv) {
   absl::SetProgramUsageMessage(program.purpose);
   absl::FlagsUsageConfig usage;
   usage.contains_helpshort_flags = HasOurFlags;
@@ -53,11 +53,14 @@ absl::Status ReadFlags(const Program& program, int argc, char** argv) {
   std::atexit(ExitWithFlagsCode);
   const std::vector<char*> positional = absl::ParseCommandLine(argc, argv);
   flags_exit_code = kFlagsRead;
-  if (positional.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", positional[1], "' is no flag; flags begin with --"));
-  }
-  return absl::OkStatus();
+  return std::vector<std::string>(positional.begin() + 1, positional.end());
+}
+
+absl::Status ReadFlags(const Program& program, int argc, char** argv) {
+  const std::vector<std::string> words = ReadFlagsAndWords(program, argc, argv);
+  if (words.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", words.front(), "' is no flag; flags begin with --"));
 }
 
 absl::Status CheckLogLevel(absl::string_view level) {

@@ -22,6 +22,8 @@ struct Program {
 // flag that does not exist or does not parse ends it with kExitFlags.
 // INVALID_ARGUMENT: an argument that is no flag.
 absl::Status ReadFlags(const Program& program, int argc, char** argv);
+// The same for a program with commands: returns the arguments that are no flags.
+std::vector<std::string> ReadFlagsAndWords(const Program& program, int argc, char** argv);
 
 // INVALID_ARGUMENT unless `level` is one that StartLog knows.
 absl::Status CheckLogLevel(absl::string_view level);

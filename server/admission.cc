@@ -74,6 +74,8 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::JoinRun(const v1::JoinRunReques
   if (!response.ok()) {
     LogWarning("join refused",
                {{"node", request.node()}, {"why", std::string(response.status().message())}});
+    std::lock_guard<std::mutex> lock(mutex_);
+    NoteRefusalLocked(request.node(), 0, v1::NODE_OUTCOME_REFUSED, response.status().message());
   } else if (response->incarnation() != 0) {
     LogInfo("node joined", {{"node", request.node()},
                             {"incarnation", absl::StrCat(response->incarnation())},
@@ -117,6 +119,9 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest&
   node.secret = request.secret();
   node.incarnation = last_incarnation_;
   node.attempt = request.attempt() != 0 ? request.attempt() : node.incarnation;
+  NoteChangeLocked(request.node(), /*left=*/false);
+  node.trail.heartbeat_ms = node.trail.since_ms;
+  node.trail.client_version = request.client_version();
   StepLocked(NodeJoined{request.node(), node.incarnation, request.last_round()});
   response.set_incarnation(node.incarnation);
   response.set_attempt(node.attempt);
@@ -322,6 +327,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
   if (request.acknowledged_round() > machine_.committed_round()) {
     return CheckHistoryLocked(request.node(), request.acknowledged_round(), "");
   }
+  nodes_[request.node()].trail.heartbeat_ms = NowMs();
   StepLocked(NodeWaiting{request.node(), OneLine(request.waiting_for(), kReasonBytesMax)});
   StepLocked(NodeAcknowledged{request.node(), request.acknowledged_round()});
   v1::HeartbeatResponse response;
@@ -345,6 +351,7 @@ absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunReq
   LogInfo("node left", {{"node", request.node()}, {"reason", request.reason()}});
   CloseWatchLocked(&node, absl::CancelledError("the node left the run"));
   node.secret.clear();
+  NoteChangeLocked(request.node(), /*left=*/true);
   StepLocked(NodeLeft{request.node(), OneLine(request.reason(), kReasonBytesMax)});
   return v1::LeaveRunResponse();
 }

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "server/fold.h"
+#include "server/monitor_view.h"
 #include "spec/piece.h"
 #include "spec/run_spec.h"
 #include "spec/update_record.h"
@@ -23,6 +24,8 @@ namespace {
 constexpr uint64_t kLogEveryRounds = 100;
 // A wait shorter than this is the normal life of a round and not worth a line.
 constexpr int64_t kLogWaitAfterMs = 3000;
+// The same for those who watch rounds.
+constexpr int64_t kTellWaitAfterMs = 1000;
 
 RoundSettings SettingsOf(const v1::RunSpec& spec) {
   RoundSettings settings;
@@ -67,7 +70,9 @@ Coordinator::Coordinator(CoordinatorOptions options)
       fold_threads_(options.fold_threads > 0
                         ? options.fold_threads
                         : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
-      machine_(SettingsOf(spec_)) {
+      started_ms_(clock_->NowMs()),
+      machine_(SettingsOf(spec_)),
+      history_(options.history) {
   for (const v1::NodeSpec& node : spec_.nodes()) nodes_[node.name()];
 }
 
@@ -99,12 +104,14 @@ void Coordinator::CarryOutLocked(const OpenRound& effect) {
   aggregator_ = std::make_shared<Aggregator>(model_->grid, kOpenContributionBytesMax);
   LogDebug("round opened", {{"round", absl::StrCat(effect.round)},
                             {"members", absl::StrJoin(effect.members, ",")}});
+  NoteOpenedLocked(effect);
   for (const std::string& member : effect.members) SendOpenedLocked(member);
 }
 
 void Coordinator::CarryOutLocked(const TakeIn& effect) {
   LogInfo("node taken into the open round",
           {{"node", effect.node}, {"round", absl::StrCat(effect.round)}});
+  history_.TookIn(effect.node);
   SendOpenedLocked(effect.node);
 }
 
@@ -117,18 +124,21 @@ void Coordinator::CarryOutLocked(const CommitRound& effect) {
     job.digests.push_back(aggregator_->Find(node)->digest);
     job.contributions.push_back(aggregator_->Pieces(node));
   }
+  history_.Closed(RoundNodes(machine_, NamesLocked()), effect.is_void);
   job_ = std::move(job);
   wake_.notify_all();
 }
 
 void Coordinator::CarryOutLocked(const PublishRound& effect) {
   ISTHMUS_CHECK(persisted_ != nullptr && persisted_->record.round() == effect.round);
+  history_.Committed(persisted_->record.payload_bytes(), persisted_->record.sha256(), NowLocked());
   SendUpdateLocked(std::exchange(persisted_, nullptr));
 }
 
 void Coordinator::CarryOutLocked(const EndLease& effect) {
   LogWarning("lease ended: the node was not heard of",
              {{"node", effect.node}, {"lease_ms", absl::StrCat(spec_.timing().lease_ms())}});
+  NoteChangeLocked(effect.node, /*left=*/false);
   CloseWatchLocked(&nodes_[effect.node],
                    WithReason(absl::FailedPreconditionError(
                                   absl::StrCat("the lease of node '", effect.node,
@@ -139,6 +149,7 @@ void Coordinator::CarryOutLocked(const EndLease& effect) {
 
 void Coordinator::CarryOutLocked(const FinishRun& effect) {
   LogInfo("run finished", {{"run", spec_.run()}, {"rounds", absl::StrCat(effect.round)}});
+  history_.Finished(NowLocked());
   auto event = std::make_shared<v1::WatchUpdatesResponse>();
   event->mutable_finished()->set_round(effect.round);
   for (auto& [name, node] : nodes_) {
@@ -322,6 +333,11 @@ void Coordinator::SayWhatIsWaitedForLocked(int64_t now_ms) {
     cause_ = decision.cause;
     cause_since_ms_ = now_ms;
     cause_logged_ = false;
+    cause_told_ = false;
+  }
+  if (!cause_told_ && !machine_.finished() && now_ms - cause_since_ms_ >= kTellWaitAfterMs) {
+    cause_told_ = true;
+    history_.Waiting(decision.sentence, NowLocked());
   }
   if (cause_logged_ || machine_.finished() || now_ms - cause_since_ms_ < kLogWaitAfterMs) return;
   cause_logged_ = true;

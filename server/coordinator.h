@@ -10,6 +10,7 @@
 //   admission.cc     JoinRun, Heartbeat, LeaveRun: who may take part
 //   submission.cc    Submit: what is checked before a contribution counts
 //   watches.cc       WatchUpdates: what a watcher is sent, and when
+//   look.cc          what operators may see, and what is kept for them
 //
 // Thread-safe. One mutex guards the state; what takes long (checking pieces, digests, merging,
 // storing, sending) happens outside of it.
@@ -33,6 +34,8 @@
 #include "isthmus/v1/run_spec.pb.h"
 #include "server/aggregator.h"
 #include "server/contribution.h"
+#include "server/monitor_facts.h"
+#include "server/monitor_history.h"
 #include "server/round.h"
 #include "server/store.h"
 #include "transport/round_host.h"
@@ -44,6 +47,7 @@ struct CoordinatorOptions {
   std::unique_ptr<Store> store;  // empty
   const Clock* clock = nullptr;  // null: the monotonic clock; else outlives the coordinator
   int fold_threads = 0;          // 0: one a core
+  HistoryLimits history;         // of what is kept for operators
   bool ticks_by_itself = true;   // false: the caller calls Tick (tests with a clock of their own)
 };
 
@@ -76,6 +80,14 @@ class Coordinator final : public RoundHost {
   // Why the open round has not committed.
   std::string WaitingFor() const;
 
+  // For operators (server/monitor_view.h makes views of it): a copy of the state, taken under the
+  // lock in a time that grows with the number of nodes alone; and the rounds, with a lock of their
+  // own.
+  RunFacts Look() const;
+  RoundHistory& history() { return history_; }
+  // NOT_FOUND, naming the run that is here. Empty: that run.
+  absl::Status CheckRun(const std::string& run) const;
+
  private:
   class Submission;       // submission.cc
   class EndedSubmission;  // submission.cc
@@ -97,6 +109,7 @@ class Coordinator final : public RoundHost {
     uint64_t attempt = 0;
     std::shared_ptr<WatchQueue> watch;  // null: none
     ChunkRanges watched;                // empty: all
+    NodeTrail trail;                    // for operators
   };
 
   // A round that closed, on its way to the commit thread.
@@ -143,7 +156,6 @@ class Coordinator final : public RoundHost {
 
   // admission.cc
   absl::StatusOr<v1::JoinRunResponse> Admit(const v1::JoinRunRequest& request);
-  absl::Status CheckRun(const std::string& run) const;
   absl::Status CheckNode(const std::string& node) const;
   absl::Status CheckSecretLocked(const v1::JoinRunRequest& request) const;
   absl::Status CheckStartState(const v1::JoinRunRequest& request) const;
@@ -180,6 +192,14 @@ class Coordinator final : public RoundHost {
   void CloseWatchLocked(NodeState* node, absl::Status status);
   void Deliver();
 
+  // look.cc
+  Moment NowLocked() const;
+  void NoteOpenedLocked(const OpenRound& effect);
+  void NoteChangeLocked(const std::string& node, bool left);
+  void NoteRefusalLocked(const std::string& node, uint64_t round, v1::NodeOutcome outcome,
+                         absl::string_view reason);
+  std::vector<std::string> NamesLocked() const;
+
   static constexpr uint64_t kSpecRevision = 1;  // specs do not change during a run yet
 
   const v1::RunSpec spec_;
@@ -187,6 +207,7 @@ class Coordinator final : public RoundHost {
   const MonotonicClock monotonic_clock_;
   const Clock* const clock_;
   const int fold_threads_;
+  const int64_t started_ms_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;  // a job, or stopping_
@@ -204,6 +225,8 @@ class Coordinator final : public RoundHost {
   std::string cause_;  // of the present wait, since when, and whether it was logged
   int64_t cause_since_ms_ = 0;
   bool cause_logged_ = false;
+  bool cause_told_ = false;  // to those who watch rounds
+  RoundHistory history_;     // has a lock of its own, taken after mutex_ or alone
 
   std::thread commit_thread_;
   std::thread tick_thread_;

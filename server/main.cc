@@ -20,6 +20,8 @@
 #include "base/log.h"
 #include "base/main_flags.h"
 #include "server/coordinator.h"
+#include "server/monitor_service.h"
+#include "server/reflection.h"
 #include "server/store.h"
 #include "server/version.h"
 #include "spec/run_spec.h"
@@ -74,7 +76,10 @@ int Serve(const sigset_t& signals, v1::RunSpec spec) {
   absl::StatusOr<std::unique_ptr<Coordinator>> coordinator = Coordinator::Start(std::move(options));
   if (!coordinator.ok()) return Fail(1, coordinator.status().message());
 
+  EnableReflection();
+  MonitorServer monitor(coordinator->get());
   GrpcServerOptions server_options;
+  server_options.more.push_back(monitor.added());
   server_options.host = coordinator->get();
   server_options.addresses = absl::StrSplit(absl::GetFlag(FLAGS_listen), ',', absl::SkipEmpty());
   server_options.allow_plaintext_beyond_loopback = absl::GetFlag(FLAGS_allow_plaintext);

@@ -302,6 +302,19 @@ bool RoundMachine::BelowQuorum() const {
   return Count(Standing::kComplete) + Count(Standing::kOutstanding) < Needed();
 }
 
+std::vector<std::string> RoundMachine::Awaited() const {
+  std::vector<std::string> names;
+  if (phase_ == Phase::kCommitting || phase_ == Phase::kFinished) return names;
+  const bool some_send = phase_ == Phase::kOpen && Count(Standing::kOutstanding) > 0;
+  for (const auto& [name, node] : nodes_) {
+    bool awaited = node.standing == Standing::kOutstanding;
+    if (!some_send) awaited = node.standing != Standing::kComplete;
+    if (phase_ == Phase::kStarting) awaited = !HoldsBase(node);
+    if (awaited) names.push_back(name);
+  }
+  return names;
+}
+
 Standing RoundMachine::StandingOf(const std::string& node) const { return Find(node).standing; }
 
 bool RoundMachine::Admits(const std::string& name) const {

@@ -155,6 +155,14 @@ class RoundMachine {
   // Until the open round closes with the quorum; -1: nothing is set, 0: the time has passed.
   int64_t CloseLeftMs(int64_t now_ms) const;
 
+  // For people who look on. The nodes that Decide's sentence is about, ascending; none while no
+  // node is awaited.
+  std::vector<std::string> Awaited() const;
+  uint64_t Acknowledged(const std::string& node) const { return Find(node).acknowledged; }
+  const std::string& WaitingFor(const std::string& node) const { return Find(node).waiting_for; }
+  const std::string& ReasonOf(const std::string& node) const { return Find(node).reason; }
+  int64_t opened_ms() const { return opened_ms_; }  // of the open round, or the one committing
+
  private:
   enum class Phase { kStarting, kOpen, kCommitting, kFinished };
   struct Node {

@@ -94,6 +94,8 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> Coordinator::BeginSubmit(
   }
   if (!header.abstain_reason().empty()) return AbstainLocked(header);
   ISTHMUS_RETURN_IF_ERROR(aggregator_->Begin(header.node(), header.attempt()));
+  const Contribution* held = aggregator_->Find(header.node());
+  if (held == nullptr || held->pieces.empty()) nodes_[header.node()].trail.received_bytes = 0;
   return std::make_unique<Submission>(this, header, std::move(ranges));
 }
 
@@ -103,6 +105,8 @@ std::unique_ptr<SubmissionSink> Coordinator::AbstainLocked(const v1::SubmitHeade
                             {"why", header.abstain_reason()}});
   auto sink = std::make_unique<EndedSubmission>(ReceiptLocked(header.node(), header.round()));
   aggregator_->Discard(header.node());
+  NoteRefusalLocked(header.node(), header.round(), v1::NODE_OUTCOME_ABSTAINED,
+                    header.abstain_reason());
   StepLocked(NodeAbstained{header.node(), OneLine(header.abstain_reason(), kReasonBytesMax)});
   return sink;
 }
@@ -216,6 +220,7 @@ void Coordinator::RefuseLocked(const std::string& node, const absl::Status& why)
                                       {"round", absl::StrCat(round)},
                                       {"reason", ReasonOf(why)},
                                       {"why", std::string(why.message())}});
+  NoteRefusalLocked(node, round, v1::NODE_OUTCOME_REFUSED, why.message());
   if (round == 0 || !machine_.Admits(node)) return;
   aggregator_->Discard(node);
   StepLocked(ContributionRefused{node, std::string(why.message())});
@@ -267,7 +272,12 @@ absl::StatusOr<HeldPiece> Coordinator::Submission::Check(std::string bytes) cons
 absl::Status Coordinator::Submission::Take(HeldPiece piece) {
   std::lock_guard<std::mutex> lock(coordinator_->mutex_);
   ISTHMUS_RETURN_IF_ERROR(StillWantedLocked());
+  const size_t held_before = aggregator_->bytes();
+  const size_t piece_bytes = piece.bytes->size();
   ISTHMUS_RETURN_IF_ERROR(aggregator_->Add(header_.node(), header_.attempt(), std::move(piece)));
+  // The same piece again holds nothing more.
+  const bool is_new = aggregator_->bytes() != held_before;
+  if (is_new) coordinator_->nodes_[header_.node()].trail.received_bytes += piece_bytes;
   coordinator_->StepLocked(NodeHeard{header_.node()});  // any valid piece renews the lease
   return absl::OkStatus();
 }
@@ -342,6 +352,7 @@ absl::StatusOr<v1::SubmitResponse> Coordinator::Submission::Finish(const v1::Sub
     ISTHMUS_RETURN_IF_ERROR(CheckRangesLocked());
     aggregator_->MarkComplete(node, digest);
     const v1::SubmitResponse receipt = coordinator_->ReceiptLocked(node, header_.round());
+    coordinator_->history_.Completed(node, coordinator_->NowLocked());
     coordinator_->StepLocked(ContributionComplete{node, digest});
     return receipt;
   }

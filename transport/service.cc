@@ -115,6 +115,7 @@ class GrpcServerImpl final : public GrpcServer {
   absl::Status CheckBound();
 
   Service service_;
+  std::vector<AddedService> more_;
   std::vector<Listener> listeners_;
   std::vector<UnixSocketFile> socket_files_;
   std::unique_ptr<grpc::Server> server_;
@@ -179,6 +180,8 @@ absl::Status GrpcServerImpl::Start(const GrpcServerOptions& options) {
     ISTHMUS_RETURN_IF_ERROR(AddListener(text, options.allow_plaintext_beyond_loopback, &builder));
   }
   builder.RegisterService(&service_);
+  for (const AddedService& added : options.more) builder.RegisterService(added.service);
+  more_ = options.more;
   server_ = builder.BuildAndStart();
   ISTHMUS_RETURN_IF_ERROR(CheckBound());
   for (Listener& listener : listeners_) {
@@ -202,6 +205,7 @@ void GrpcServerImpl::SetServing(bool serving) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   health->SetServingStatus("", serving);
   health->SetServingStatus(kServiceName, serving);
+  for (const AddedService& added : more_) health->SetServingStatus(added.name, serving);
 }
 
 void GrpcServerImpl::Shutdown(int drain_ms) {
@@ -210,8 +214,10 @@ void GrpcServerImpl::Shutdown(int drain_ms) {
   is_shut_down_ = true;
   if (server_ == nullptr) return;  // it never started
   server_->GetHealthCheckService()->Shutdown();
-  service_.open_watches()->CloseAll(WithReason(
-      absl::UnavailableError("shutting down; connect again in a moment"), kReasonShuttingDown));
+  const absl::Status stopping = WithReason(
+      absl::UnavailableError("shutting down; connect again in a moment"), kReasonShuttingDown);
+  service_.open_watches()->CloseAll(stopping);
+  for (const AddedService& added : more_) added.close_streams(stopping);
   const gpr_timespec drain = gpr_time_from_millis(drain_ms, GPR_TIMESPAN);
   // Returns early when all calls have ended; at the deadline it cuts those that have not.
   server_->Shutdown(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), drain));

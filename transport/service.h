@@ -8,6 +8,7 @@
 // gRPC stays in the .cc. Thread-safe.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +17,19 @@
 #include "absl/status/statusor.h"
 #include "transport/round_host.h"
 
+namespace grpc {
+class Service;
+}  // namespace grpc
+
 namespace isthmus {
+
+// A further service on the same addresses.
+struct AddedService {
+  std::string name;                  // full name, for health
+  grpc::Service* service = nullptr;  // outlives the server
+  // Ends its streams with this status, when the server begins to shut down.
+  std::function<void(const absl::Status&)> close_streams;
+};
 
 struct GrpcServerOptions {
   RoundHost* host = nullptr;  // outlives the server
@@ -25,6 +38,7 @@ struct GrpcServerOptions {
   std::vector<std::string> addresses;
   // Without it a plaintext TCP address must be loopback.
   bool allow_plaintext_beyond_loopback = false;
+  std::vector<AddedService> more;
 };
 
 class GrpcServer {
@@ -35,7 +49,7 @@ class GrpcServer {
   virtual ~GrpcServer() = default;
 
   virtual std::vector<std::string> addresses() const = 0;
-  // Health of "" and of isthmus.v1.CoordinatorService.
+  // Health of "", of isthmus.v1.CoordinatorService and of what was added.
   virtual void SetServing(bool serving) = 0;
   // Returns when all calls have ended, at most a little after drain_ms. Idempotent.
   virtual void Shutdown(int drain_ms) = 0;

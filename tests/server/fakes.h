@@ -239,11 +239,13 @@ class FakeNode {
 
 // A coordinator on a clock of the test's own.
 struct TestCoordinator {
-  explicit TestCoordinator(const v1::RunSpec& spec, size_t kept_bytes = size_t{1} << 30) {
+  explicit TestCoordinator(const v1::RunSpec& spec, size_t kept_bytes = size_t{1} << 30,
+                           const HistoryLimits& history = HistoryLimits()) {
     CoordinatorOptions options;
     options.spec = spec;
     options.store = MakeMemoryStore(kept_bytes);
     options.clock = &clock;
+    options.history = history;
     options.ticks_by_itself = false;
     auto started = Coordinator::Start(std::move(options));
     EXPECT_TRUE(started.ok()) << started.status();

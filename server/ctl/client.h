@@ -1,0 +1,35 @@
+// MonitorService from the other side: blocking calls with a deadline each.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "isthmus/v1/monitor.pb.h"
+
+namespace isthmus {
+
+class MonitorClient {
+ public:
+  // INVALID_ARGUMENT: an address that does not parse. Nothing is connected yet.
+  static absl::StatusOr<std::unique_ptr<MonitorClient>> Make(const std::string& address,
+                                                             int timeout_ms);
+  virtual ~MonitorClient() = default;
+
+  // An empty run: the coordinator's own. All pages.
+  virtual absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run) = 0;
+  virtual absl::StatusOr<v1::ListRunsResponse> ListRuns() = 0;
+  virtual absl::StatusOr<v1::ListNodesResponse> ListNodes(const std::string& run) = 0;
+  // The newest `limit`.
+  virtual absl::StatusOr<v1::ListRoundsResponse> ListRounds(const std::string& run, int limit) = 0;
+  // Until the stream ends. Its first message must come within the timeout; later ones come when
+  // something happens, and pings notice a coordinator that is gone.
+  virtual absl::Status WatchRounds(
+      const std::string& run,
+      const std::function<void(const v1::WatchRoundsResponse&)>& on_change) = 0;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,25 @@
+// What isthmusctl is asked to do.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace isthmus {
+
+enum class Command { kHelp, kVersion, kRunsShow, kRunsList, kNodesList, kRoundsList, kRoundsWatch };
+
+struct Request {
+  Command command = Command::kHelp;
+  std::string run;  // empty: the coordinator's own
+};
+
+// From the arguments that are no flags. INVALID_ARGUMENT: no command, one that does not exist (with
+// the nearest ones), or too many words.
+absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words);
+
+// What `isthmusctl help` prints.
+std::string HelpText();
+
+}  // namespace isthmus

@@ -1,0 +1,186 @@
+// isthmusctl: the operator's command line. Exit codes:
+//   0  done
+//   1  the coordinator refused; its sentence is printed
+//   2  wrong usage
+//   3  the coordinator cannot be reached, or does not answer in time
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/main_flags.h"
+#include "base/status_macros.h"
+#include "google/protobuf/util/json_util.h"
+#include "server/ctl/client.h"
+#include "server/ctl/commands.h"
+#include "server/ctl/render.h"
+#include "server/version.h"
+
+ABSL_FLAG(std::string, server, "",
+          "the coordinator, HOST:PORT; default: the variable ISTHMUS_SERVER, else 127.0.0.1:7070");
+ABSL_FLAG(bool, json, false, "print the messages of isthmus.v1.MonitorService as JSON");
+ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "longest wait for an answer, such as 10s");
+ABSL_FLAG(int, limit, 20, "rounds that 'rounds list' shows");
+
+namespace isthmus {
+namespace {
+
+constexpr int kExitRefused = 1;
+constexpr int kExitUnreachable = 3;
+constexpr char kServerVariable[] = "ISTHMUS_SERVER";
+constexpr char kDefaultServer[] = "127.0.0.1:7070";
+constexpr absl::Duration kTimeoutMax = absl::Hours(1);
+constexpr int kLimitMax = 100000;
+
+int Fail(int code, absl::string_view sentence) {
+  std::fprintf(stderr, "isthmusctl: %s\n", std::string(sentence).c_str());
+  return code;
+}
+
+std::string ServerAddress() {
+  if (!absl::GetFlag(FLAGS_server).empty()) return absl::GetFlag(FLAGS_server);
+  const char* variable = std::getenv(kServerVariable);
+  return variable != nullptr && *variable != 0 ? variable : kDefaultServer;
+}
+
+absl::Status CheckFlags() {
+  const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
+  if (timeout < absl::Milliseconds(1) || timeout > kTimeoutMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--timeout is ", absl::FormatDuration(timeout),
+                                                   "; it must be 1ms to ",
+                                                   absl::FormatDuration(kTimeoutMax)));
+  }
+  if (absl::GetFlag(FLAGS_limit) < 1 || absl::GetFlag(FLAGS_limit) > kLimitMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--limit is ", absl::GetFlag(FLAGS_limit), "; it must be 1 to ", kLimitMax));
+  }
+  return absl::OkStatus();
+}
+
+// Exit code and sentence for a call that failed.
+int FailCall(const absl::Status& status, const std::string& address) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+      return Fail(kExitUnreachable,
+                  absl::StrCat("cannot reach a coordinator at ", address, " (", status.message(),
+                               "); does it run there? --server or ", kServerVariable,
+                               " names another address"));
+    case absl::StatusCode::kDeadlineExceeded:
+      return Fail(kExitUnreachable,
+                  absl::StrCat("no answer from ", address, " within ",
+                               absl::FormatDuration(absl::GetFlag(FLAGS_timeout)),
+                               "; the coordinator may be stopped or overloaded, or something else "
+                               "listens there (--timeout waits longer)"));
+    case absl::StatusCode::kUnimplemented:
+      return Fail(kExitRefused,
+                  absl::StrCat(address,
+                               " does not know this call: it is an agent, or a coordinator "
+                               "of an older version"));
+    default:
+      return Fail(kExitRefused, status.message());
+  }
+}
+
+absl::Status Print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  // A line of a watch must be seen when it happens.
+  if (std::fflush(stdout) != 0) return absl::InternalError("cannot write to standard output");
+  return absl::OkStatus();
+}
+
+absl::Status PrintJson(const google::protobuf::Message& message, bool pretty) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = pretty;
+  options.always_print_primitive_fields = true;
+  std::string text;
+  if (!google::protobuf::util::MessageToJsonString(message, &text, options).ok()) {
+    return absl::InternalError("the answer cannot be written as JSON");
+  }
+  if (!pretty) text.push_back('\n');
+  return Print(text);
+}
+
+template <typename Items>
+std::vector<typename Items::value_type> AsVector(const Items& items) {
+  return {items.begin(), items.end()};
+}
+
+absl::Status ShowRun(MonitorClient* client, const std::string& name) {
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::GetRunResponse run, client->GetRun(name));
+  if (absl::GetFlag(FLAGS_json)) return PrintJson(run, /*pretty=*/true);
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::ListNodesResponse nodes, client->ListNodes(name));
+  return Print(RunText(run.run(), AsVector(nodes.nodes())));
+}
+
+absl::Status Execute(MonitorClient* client, const Request& request) {
+  const bool json = absl::GetFlag(FLAGS_json);
+  const absl::TimeZone zone = absl::LocalTimeZone();
+  switch (request.command) {
+    case Command::kRunsShow:
+      return ShowRun(client, request.run);
+    case Command::kRunsList: {
+      ISTHMUS_ASSIGN_OR_RETURN(const v1::ListRunsResponse runs, client->ListRuns());
+      return json ? PrintJson(runs, true) : Print(RunsText(AsVector(runs.runs())));
+    }
+    case Command::kNodesList: {
+      ISTHMUS_ASSIGN_OR_RETURN(const v1::ListNodesResponse nodes, client->ListNodes(request.run));
+      return json ? PrintJson(nodes, true) : Print(NodesText(AsVector(nodes.nodes())));
+    }
+    case Command::kRoundsList: {
+      ISTHMUS_ASSIGN_OR_RETURN(const v1::ListRoundsResponse rounds,
+                               client->ListRounds(request.run, absl::GetFlag(FLAGS_limit)));
+      return json ? PrintJson(rounds, true) : Print(RoundsText(AsVector(rounds.rounds()), zone));
+    }
+    case Command::kRoundsWatch: {
+      absl::Status printed;
+      ISTHMUS_RETURN_IF_ERROR(
+          client->WatchRounds(request.run, [&](const v1::WatchRoundsResponse& change) {
+            if (printed.ok()) {
+              printed = json ? PrintJson(change, false)
+                             : Print(absl::StrCat(ChangeText(change, zone), "\n"));
+            }
+          }));
+      return printed;
+    }
+    case Command::kHelp:
+    case Command::kVersion:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  const Program program = {"isthmusctl", kServerVersion, HelpText()};
+  const bool short_help = std::any_of(
+      argv + 1, argv + argc, [](const char* argument) { return std::string(argument) == "-h"; });
+  if (short_help) return Print(HelpText()).ok() ? 0 : kExitRefused;
+  const std::vector<std::string> words = ReadFlagsAndWords(program, argc, argv);
+  const absl::StatusOr<Request> request = ReadRequest(words);
+  if (!request.ok()) return Fail(kExitFlags, request.status().message());
+  if (const absl::Status flags = CheckFlags(); !flags.ok()) {
+    return Fail(kExitFlags, flags.message());
+  }
+  if (request->command == Command::kHelp) return Print(HelpText()).ok() ? 0 : kExitRefused;
+  if (request->command == Command::kVersion) {
+    return Print(absl::StrCat("isthmusctl ", kServerVersion, "\n")).ok() ? 0 : kExitRefused;
+  }
+  const std::string address = ServerAddress();
+  auto client = MonitorClient::Make(
+      address, static_cast<int>(absl::ToInt64Milliseconds(absl::GetFlag(FLAGS_timeout))));
+  if (!client.ok()) {
+    return Fail(kExitFlags, absl::StrCat("--server: ", client.status().message()));
+  }
+  const absl::Status done = Execute(client->get(), *request);
+  return done.ok() ? 0 : FailCall(done, address);
+}
+
+}  // namespace
+}  // namespace isthmus
+
+int main(int argc, char** argv) { return isthmus::Main(argc, argv); }

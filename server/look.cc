@@ -1,0 +1,63 @@
+// What operators may see of the coordinator, and what is kept for them as a round goes by.
+#include "base/limits.h"
+#include "base/text.h"
+#include "server/coordinator.h"
+#include "server/monitor_view.h"
+#include "spec/run_spec.h"
+
+namespace isthmus {
+
+RunFacts Coordinator::Look() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  RunFacts facts(machine_);
+  facts.now_ms = NowMs();
+  facts.wall = absl::Now();
+  facts.started_ms = started_ms_;
+  facts.spec = &spec_;
+  facts.spec_revision = kSpecRevision;
+  facts.nodes.reserve(nodes_.size());
+  for (const auto& [name, node] : nodes_) {
+    facts.nodes.push_back({name, node.incarnation, node.watch != nullptr, node.trail});
+  }
+  if (model_ == nullptr) return facts;
+  facts.fingerprint = model_->fingerprint;
+  facts.start_state_sha256 = model_->start_state_sha256;
+  facts.parameters = model_->grid->elements();
+  facts.tensors = model_->grid->tensors();
+  facts.contribution_bytes = model_->sizes.total();
+  return facts;
+}
+
+Moment Coordinator::NowLocked() const { return {NowMs(), absl::Now()}; }
+
+std::vector<std::string> Coordinator::NamesLocked() const {
+  std::vector<std::string> names;
+  for (const auto& [name, node] : nodes_) names.push_back(name);
+  return names;
+}
+
+void Coordinator::NoteOpenedLocked(const OpenRound& effect) {
+  for (auto& [name, node] : nodes_) node.trail.received_bytes = 0;
+  history_.Opened({effect.round, effect.step, LearningRate(spec_, effect.round),
+                   RoundNodes(machine_, NamesLocked())},
+                  NowLocked());
+}
+
+void Coordinator::NoteChangeLocked(const std::string& node, bool left) {
+  NodeTrail& trail = nodes_[node].trail;
+  trail.since_ms = NowMs();
+  trail.left = left;
+}
+
+void Coordinator::NoteRefusalLocked(const std::string& name, uint64_t round,
+                                    v1::NodeOutcome outcome, absl::string_view reason) {
+  const auto node = nodes_.find(name);
+  if (node == nodes_.end()) return;  // a join under a name that the spec does not have
+  NodeTrail& trail = node->second.trail;
+  trail.refused_ms = NowMs();
+  trail.refused_round = round;
+  trail.refused_outcome = outcome;
+  trail.refused_reason = OneLine(reason, kReasonBytesMax);
+}
+
+}  // namespace isthmus

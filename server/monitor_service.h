@@ -1,0 +1,30 @@
+// Serves isthmus.v1.MonitorService for a coordinator, beside CoordinatorService on the same ports.
+//
+//   MonitorServer monitor(coordinator);             // outlived by nothing that uses it:
+//   options.more.push_back(monitor.added());        // the GrpcServer goes first
+//
+// Every answer is made from a copy of the coordinator's state, outside of its lock. gRPC stays in
+// the .cc. Thread-safe.
+#pragma once
+
+#include <memory>
+
+#include "server/coordinator.h"
+#include "transport/service.h"
+
+namespace isthmus {
+
+class MonitorServer {
+ public:
+  // The coordinator outlives it.
+  explicit MonitorServer(Coordinator* coordinator);
+  ~MonitorServer();
+
+  AddedService added();
+
+ private:
+  class Service;
+  std::unique_ptr<Service> service_;
+};
+
+}  // namespace isthmus

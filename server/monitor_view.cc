@@ -1,0 +1,208 @@
+#include "server/monitor_view.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/limits.h"
+#include "server/version.h"
+#include "spec/run_spec.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+// A screenful, and what fits into a message with room to spare.
+constexpr size_t kPageSizeDefault = 50;
+constexpr size_t kPageSizeMax = 500;
+// Nobody but this file reads a token; the letter keeps people from counting on numbers.
+constexpr char kTokenPrefix[] = "p";
+
+uint64_t Age(int64_t then_ms, int64_t now_ms) {
+  return static_cast<uint64_t>(std::max<int64_t>(0, now_ms - then_ms));
+}
+
+v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
+  const RoundMachine& machine = facts.machine;
+  if (!machine.IsLive(node.name)) {
+    if (node.incarnation == 0) return v1::NODE_STATE_NEVER_JOINED;
+    return node.trail.left ? v1::NODE_STATE_LEFT : v1::NODE_STATE_LEASE_ENDED;
+  }
+  switch (machine.StandingOf(node.name)) {
+    case Standing::kOutstanding:
+    case Standing::kComplete:
+    case Standing::kRefused:
+    case Standing::kAbstained:
+      return v1::NODE_STATE_MEMBER;
+    case Standing::kNotMember:
+    case Standing::kLeft:
+    case Standing::kLeaseEnded:
+      break;
+  }
+  return machine.Acknowledged(node.name) == machine.committed_round() ? v1::NODE_STATE_JOINED
+                                                                      : v1::NODE_STATE_CATCHING_UP;
+}
+
+v1::RunState StateOf(const RoundMachine& machine) {
+  if (machine.finished()) return v1::RUN_STATE_FINISHED;
+  const bool begun =
+      machine.committed_round() > 0 || machine.open_round() > 0 || machine.committing_round() > 0;
+  return begun ? v1::RUN_STATE_RUNNING : v1::RUN_STATE_STARTING;
+}
+
+void SetModel(const RunFacts& facts, v1::Run* run) {
+  run->set_model_fingerprint(facts.fingerprint);
+  run->set_start_state_sha256(facts.start_state_sha256);
+  run->set_parameters(facts.parameters);
+  run->set_tensors(facts.tensors);
+  run->set_contribution_bytes(facts.contribution_bytes);
+}
+
+}  // namespace
+
+v1::NodeOutcome OutcomeOf(Standing standing) {
+  switch (standing) {
+    case Standing::kNotMember:
+      return v1::NODE_OUTCOME_NOT_MEMBER;
+    case Standing::kOutstanding:
+      return v1::NODE_OUTCOME_OUTSTANDING;
+    case Standing::kComplete:
+      return v1::NODE_OUTCOME_INCLUDED;
+    case Standing::kRefused:
+      return v1::NODE_OUTCOME_REFUSED;
+    case Standing::kAbstained:
+      return v1::NODE_OUTCOME_ABSTAINED;
+    case Standing::kLeft:
+      return v1::NODE_OUTCOME_LEFT;
+    case Standing::kLeaseEnded:
+      return v1::NODE_OUTCOME_LEASE_ENDED;
+  }
+  return v1::NODE_OUTCOME_UNSPECIFIED;
+}
+
+std::vector<v1::RoundNode> RoundNodes(const RoundMachine& machine,
+                                      const std::vector<std::string>& names) {
+  std::vector<v1::RoundNode> nodes;
+  for (const std::string& name : names) {
+    v1::RoundNode node;
+    node.set_node(name);
+    node.set_outcome(OutcomeOf(machine.StandingOf(name)));
+    node.set_reason(machine.ReasonOf(name));
+    nodes.push_back(std::move(node));
+  }
+  return nodes;
+}
+
+v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool with_spec) {
+  const RoundMachine& machine = facts.machine;
+  v1::Run run;
+  run.set_run(facts.spec->run());
+  run.set_state(StateOf(machine));
+  run.set_waiting_for(machine.Decide(facts.now_ms).sentence);
+  for (std::string& name : machine.Awaited()) run.add_waiting_nodes(std::move(name));
+  if (run.state() != v1::RUN_STATE_FINISHED) {
+    const bool starting = run.state() == v1::RUN_STATE_STARTING;
+    run.set_waiting_ms(Age(starting ? facts.started_ms : machine.opened_ms(), facts.now_ms));
+  }
+  run.set_open_round(std::max(machine.open_round(), machine.committing_round()));
+  run.set_committed_round(machine.committed_round());
+  run.set_steps(facts.spec->steps());
+  run.set_quorum(EffectiveQuorum(*facts.spec));
+  run.set_nodes(static_cast<uint32_t>(facts.nodes.size()));
+  uint32_t live = 0;
+  for (const NodeFacts& node : facts.nodes) live += machine.IsLive(node.name) ? 1 : 0;
+  run.set_live_nodes(live);
+  if (pace.last_commit_ms.has_value()) {
+    run.set_last_commit_ms(Age(*pace.last_commit_ms, facts.now_ms));
+  }
+  run.set_rounds_last_minute(pace.rounds_last_minute);
+  if (pace.mean_round_ms.has_value()) {
+    run.set_mean_round_ms(static_cast<uint64_t>(*pace.mean_round_ms));
+  }
+  SetModel(facts, &run);
+  run.set_last_update_sha256(pace.last_sha256);
+  if (with_spec) *run.mutable_spec() = *facts.spec;
+  run.set_spec_revision(facts.spec_revision);
+  const absl::Time started = facts.wall - absl::Milliseconds(facts.now_ms - facts.started_ms);
+  run.mutable_started_at()->set_seconds(absl::ToUnixSeconds(started));
+  run.set_server_version(kServerVersion);
+  return run;
+}
+
+v1::Node ViewOfNode(const RunFacts& facts, const NodeFacts& node) {
+  const RoundMachine& machine = facts.machine;
+  const NodeTrail& trail = node.trail;
+  v1::Node view;
+  view.set_name(node.name);
+  view.set_state(StateOf(facts, node));
+  int64_t since_ms = trail.since_ms >= 0 ? trail.since_ms : facts.started_ms;
+  // Membership and catching up begin with the round, where that is later.
+  if (view.state() == v1::NODE_STATE_CATCHING_UP)
+    since_ms = std::max(since_ms, machine.opened_ms());
+  view.set_state_ms(Age(since_ms, facts.now_ms));
+  if (machine.open_round() != 0 || machine.committing_round() != 0) {
+    view.set_outcome(OutcomeOf(machine.StandingOf(node.name)));
+  }
+  view.set_waiting_for(machine.WaitingFor(node.name));
+  const std::vector<std::string> awaited = machine.Awaited();
+  view.set_is_waited_for(std::find(awaited.begin(), awaited.end(), node.name) != awaited.end());
+  view.set_incarnation(node.incarnation);
+  view.set_lease_left_ms(static_cast<uint64_t>(machine.LeaseLeftMs(node.name, facts.now_ms)));
+  if (trail.heartbeat_ms >= 0) view.set_heartbeat_ms(Age(trail.heartbeat_ms, facts.now_ms));
+  view.set_acknowledged_round(machine.Acknowledged(node.name));
+  view.set_received_bytes(trail.received_bytes);
+  view.set_watches(node.watches);
+  view.set_client_version(trail.client_version);
+  if (trail.refused_ms >= 0) {
+    v1::Refusal* refusal = view.mutable_last_refusal();
+    refusal->set_reason(trail.refused_reason);
+    refusal->set_round(trail.refused_round);
+    refusal->set_outcome(trail.refused_outcome);
+    refusal->set_age_ms(Age(trail.refused_ms, facts.now_ms));
+  }
+  const int place = NodeIndex(*facts.spec, node.name);
+  if (place >= 0) view.set_data_parts(facts.spec->nodes(place).data_parts());
+  return view;
+}
+
+v1::Round ViewOfRound(const RunFacts& facts, v1::Round round) {
+  if (round.state() == v1::ROUND_STATE_COMMITTED) return round;
+  const RoundMachine& machine = facts.machine;
+  // The two were read one after the other; what does not belong together is left as it was kept.
+  const uint64_t present = std::max(machine.open_round(), machine.committing_round());
+  if (present != round.round()) return round;
+  round.set_waiting_for(machine.Decide(facts.now_ms).sentence);
+  const int64_t left_ms = machine.CloseLeftMs(facts.now_ms);
+  if (left_ms >= 0) round.set_deadline_left_ms(static_cast<uint64_t>(left_ms));
+  std::vector<std::string> names;
+  for (const NodeFacts& node : facts.nodes) names.push_back(node.name);
+  round.clear_nodes();
+  for (v1::RoundNode& node : RoundNodes(machine, names)) *round.add_nodes() = std::move(node);
+  return round;
+}
+
+absl::StatusOr<Page> ReadPage(int32_t page_size, const std::string& page_token, uint64_t first) {
+  if (page_size < 0) {
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat("page_size is ", page_size, "; it is 0 (for ",
+                                                kPageSizeDefault, ") to ", kPageSizeMax)),
+        "WRONG_PAGE_SIZE");
+  }
+  Page page{first, page_size == 0 ? kPageSizeDefault
+                                  : std::min(static_cast<size_t>(page_size), kPageSizeMax)};
+  if (page_token.empty()) return page;
+  absl::string_view digits = page_token;
+  if (!absl::ConsumePrefix(&digits, kTokenPrefix) || !absl::SimpleAtoi(digits, &page.begin)) {
+    return WithReason(
+        absl::InvalidArgumentError("page_token is not one that a call before this gave; leave it "
+                                   "empty to begin with the first page"),
+        "WRONG_PAGE_TOKEN");
+  }
+  return page;
+}
+
+std::string PageToken(uint64_t begin) { return absl::StrCat(kTokenPrefix, begin); }
+
+}  // namespace isthmus
