@@ -1,0 +1,191 @@
+"""isthmusctl, and any gRPC tool over reflection, against live runs: whom does it wait for?"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from demo_cluster import free_port
+from system_case import ROOT, SystemCase
+from xml_report import main
+
+CTL = ROOT / "server/ctl/isthmusctl"
+BUF = Path(os.environ["TEST_SRCDIR"]) / "buf/buf"
+CALL_S = 20
+
+
+class Ctl(SystemCase):
+    def ctl(self, *words, address=None, code=0, env=None):
+        """Runs isthmusctl to its end; returns its output, or its message where `code` is not 0."""
+        server = [] if address is None else [f"--server={address}"]
+        done = subprocess.run(
+            [CTL, *server, *words],
+            capture_output=True,
+            text=True,
+            timeout=CALL_S,
+            env={"TZ": "UTC", **(env or {})},
+        )
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def ctl_json(self, *words, address):
+        """The answer in JSON."""
+        return json.loads(self.ctl("--json", *words, address=address))
+
+    def running(self, **options):
+        """A run of nodes a and b that is at step 3 or later."""
+        cluster = self.cluster({"a": 1, "b": 1}, steps=100000, **options)
+        cluster.start(self.text)
+        self.wait_step(cluster, "b", 3)
+        return cluster
+
+    def wait_show(self, cluster, *texts):
+        """Waits until the first line of `runs show` holds the texts; returns the whole."""
+        shown = [""]
+
+        def holds():
+            shown[0] = self.ctl("runs", "show", address=cluster.address)
+            return all(text in shown[0].splitlines()[0] for text in texts)
+
+        self.wait_until(holds, f"{texts} in the first line of 'runs show'")
+        return shown[0]
+
+
+class Live(Ctl):
+    def test_a_stopped_trainer_is_named(self):
+        cluster = self.running()
+        frozen = cluster.processes["trainer-b-0"]
+        frozen.send_signal(signal.SIGSTOP)
+        self.addCleanup(frozen.send_signal, signal.SIGCONT)
+        shown = self.wait_show(cluster, "stands still", " for b, ", "look at b")
+        print(shown)
+        self.assertIn(": waiting for b", shown)
+        nodes = self.ctl_json("nodes", "list", address=cluster.address)["nodes"]
+        by_name = {node["name"]: node for node in nodes}
+        self.assertTrue(by_name["b"]["isWaitedFor"])
+        self.assertFalse(by_name["a"]["isWaitedFor"])
+        # The agent of b lives on, so b is still a member.
+        self.assertEqual(by_name["b"]["state"], "NODE_STATE_MEMBER")
+        frozen.send_signal(signal.SIGCONT)
+        self.wait_show(cluster, "Run small runs")
+
+    def test_a_killed_node_is_named(self):
+        cluster = self.running()
+        self.kill(cluster.processes["agent-b"])
+        self.kill(cluster.processes["trainer-b-0"])
+        shown = self.wait_show(cluster, "stands still", "b, which was lost", "look at b")
+        print(shown)
+        self.assertIn("b (lease ended)", shown)
+
+    def test_rounds_list_and_names_of_runs(self):
+        cluster = self.running()
+        rounds = self.ctl_json("--limit=2", "rounds", "list", "small", address=cluster.address)
+        self.assertEqual(len(rounds["rounds"]), 2)
+        self.assertIn("2 of 2", self.ctl("rounds", "list", address=cluster.address))
+        self.assertIn("small", self.ctl("runs", "list", address=cluster.address))
+        self.assertIn(
+            "has run 'small'", self.ctl("runs", "show", "other", address=cluster.address, code=1)
+        )
+        environment = {"ISTHMUS_SERVER": cluster.address}
+        self.assertIn("Run small", self.ctl("runs", "show", env=environment))
+
+    def test_watch_has_a_line_for_every_change_and_ends_with_the_run(self):
+        cluster = self.cluster({"a": 1, "b": 1}, steps=8)
+        cluster.start_coordinator()
+        output = self.folder / "watch"
+        with open(output, "wb") as file:
+            watch = subprocess.Popen(
+                [CTL, f"--server={cluster.address}", "rounds", "watch"],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.addCleanup(watch.kill)
+        self.wait_until(lambda: "not connected" in output.read_text(), "the watch to begin")
+        for node in ("a", "b"):
+            cluster.start_agent(node)
+            cluster.start_trainers(node, self.text)
+        self.finish(cluster)
+        self.wait_until(lambda: watch.poll() is not None, "the watch to end")
+        text = output.read_text()
+        self.assertEqual(watch.returncode, 0, text)
+        for number in range(1, 9):
+            self.assertIn(f"round {number}: opened", text)
+            self.assertIn(f"round {number}: committed after", text)
+        self.assertIn("a is complete", text)
+        self.assertTrue(text.endswith("the run is finished\n"), text)
+        self.assertIn(
+            "is finished: all 8 rounds", self.ctl("runs", "show", address=cluster.address)
+        )
+
+
+class Reflection(Ctl):
+    def buf(self, *arguments):
+        """Runs buf curl; returns its output."""
+        done = subprocess.run(
+            [BUF, "curl", "--protocol", "grpc", "--http2-prior-knowledge", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=CALL_S,
+            env={"HOME": str(self.folder)},
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_buf_curl_lists_and_calls_over_reflection(self):
+        cluster = self.cluster({"a": 1, "b": 1})
+        cluster.start_coordinator()
+        url = f"http://{cluster.address}"
+        methods = self.buf("--list-methods", url).split()
+        for method in (
+            "isthmus.v1.CoordinatorService/JoinRun",
+            "isthmus.v1.MonitorService/WatchRounds",
+            "grpc.health.v1.Health/Check",
+        ):
+            self.assertIn(method, methods)
+        run = json.loads(self.buf(f"{url}/isthmus.v1.MonitorService/GetRun"))["run"]
+        self.assertEqual(run["run"], "small")
+        self.assertIn("a (not connected), b (not connected)", run["waitingFor"])
+        for service in ("", "isthmus.v1.MonitorService", "isthmus.v1.CoordinatorService"):
+            asked = ["-d", json.dumps({"service": service}), f"{url}/grpc.health.v1.Health/Check"]
+            self.assertEqual(json.loads(self.buf(*asked))["status"], "SERVING")
+
+
+class Usage(Ctl):
+    def test_wrong_usage_is_told_with_the_nearest_command(self):
+        self.assertIn("did you mean 'nodes list'", self.ctl("node", "lst", code=2))
+        self.assertIn("no command", self.ctl(code=2))
+        self.assertIn("--timeout is", self.ctl("--timeout=0s", "runs", "list", code=2))
+        self.assertIn("--limit is 0", self.ctl("--limit=0", "runs", "list", code=2))
+        self.assertIn("--server", self.ctl("runs", "list", address="nowhere", code=2))
+        self.ctl("--no_such_flag", code=2)
+        self.assertIn("runs show", self.ctl("help"))
+        self.assertIn("runs show", self.ctl("-h"))
+        self.assertIn("runs show", self.ctl("--help"))
+        self.assertRegex(self.ctl("version"), r"^isthmusctl \d+\.\d+\.\d+\n$")
+
+    def test_nobody_listens(self):
+        address = f"127.0.0.1:{free_port()}"
+        for words in (("runs", "show"), ("rounds", "watch")):
+            self.assertIn(f"at {address}", self.ctl(*words, address=address, code=3))
+
+    def test_a_listener_that_never_answers_is_given_up(self):
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            for words in (("nodes", "list"), ("rounds", "watch")):
+                said = self.ctl("--timeout=500ms", *words, address=address, code=3)
+                self.assertIn(address, said)
+
+    def test_an_agent_is_no_coordinator(self):
+        cluster = self.cluster({"a": 1, "b": 1})
+        cluster.start_coordinator()
+        cluster.start_agent("a")
+        said = self.ctl("runs", "show", address=f"unix:{cluster.folder}/a.sock", code=1)
+        self.assertIn("is an agent", said)
+
+
+if __name__ == "__main__":
+    main()
