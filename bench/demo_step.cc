@@ -32,8 +32,6 @@ constexpr uint32_t kSide = 64;
 constexpr uint32_t kComponents = 32;
 constexpr float kBeta = 0.999f;
 constexpr float kEta = 1e-3f;
-// Chunks that one thread takes at a time: a row of tiles, or as many elements of the flat tensor.
-constexpr size_t kRunsAtATime = kSide * kCols / kSide;
 
 struct State {
   std::vector<float> gradient;
@@ -56,31 +54,44 @@ StepRule Stepping() {
   return rule;
 }
 
-// Calls body(chunk, its first element, its row stride, scratch) for every chunk.
+// Calls body(item, scratch) for each row of tiles, or for as many elements of the flat tensor.
 template <class Body>
-void ForEachChunk(bool flat, int threads, const Body& body) {
-  const size_t chunks_at_a_time = flat ? kRunsAtATime : kCols / kSide;
-  const size_t items = kRows / kSide;
-  ParallelFor(items, threads, [&](size_t item) {
+void ForEachItem(int threads, const Body& body) {
+  ParallelFor(kRows / kSide, threads, [&](size_t item) {
     thread_local const auto scratch = std::make_unique<ChunkScratch>();
-    for (size_t c = 0; c < chunks_at_a_time; ++c) {
-      const size_t chunk = item * chunks_at_a_time + c;
-      const size_t first = flat ? chunk * kSide : item * kSide * kCols + c * kSide;
-      body(chunk, first, scratch.get());
-    }
+    body(item, scratch.get());
   });
 }
 
-void RunOurs(bool flat, int threads, State* state) {
-  const ChunkShape shape{flat ? 1 : kSide, kSide};
-  const size_t stride = flat ? kSide : kCols;
-  ForEachChunk(flat, threads, [&](size_t chunk, size_t first, ChunkScratch* scratch) {
-    ReserveChunk(shape, Reserving(), state->gradient.data() + first, stride,
-                 state->momentum.data() + first, stride, scratch, &state->sent[chunk]);
+void RunFlat(int threads, State* state) {
+  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
+    const size_t run = item * kCols;
+    ReserveRuns(kSide, kCols, Reserving(), state->gradient.data() + run * kSide,
+                state->momentum.data() + run * kSide, scratch, &state->sent[run]);
   });
-  ForEachChunk(flat, threads, [&](size_t chunk, size_t first, ChunkScratch* scratch) {
-    StepChunk(shape, Stepping(), state->sent[chunk], state->parameters.data() + first, stride,
-              scratch);
+  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
+    const size_t run = item * kCols;
+    StepRuns(kSide, kCols, Stepping(), &state->sent[run], state->parameters.data() + run * kSide,
+             scratch);
+  });
+}
+
+void RunTiles(int threads, State* state) {
+  const ChunkShape shape{kSide, kSide};
+  constexpr size_t kTiles = kCols / kSide;
+  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
+    for (size_t c = 0; c < kTiles; ++c) {
+      const size_t first = item * kSide * kCols + c * kSide;
+      ReserveChunk(shape, Reserving(), state->gradient.data() + first, kCols,
+                   state->momentum.data() + first, kCols, scratch, &state->sent[item * kTiles + c]);
+    }
+  });
+  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
+    for (size_t c = 0; c < kTiles; ++c) {
+      const size_t first = item * kSide * kCols + c * kSide;
+      StepChunk(shape, Stepping(), state->sent[item * kTiles + c], state->parameters.data() + first,
+                kCols, scratch);
+    }
   });
 }
 
@@ -131,7 +142,9 @@ std::string Answer(const std::string& command, State* flat, State* tiles, State*
     return file.flush() ? "done" : "error: cannot write " + last;
   }
   const int threads = std::max(1, std::atoi(last.c_str()));
-  if (what == "ours") return Timed([&] { RunOurs(shape == "flat", threads, state); });
+  if (what == "ours") {
+    return Timed([&] { shape == "flat" ? RunFlat(threads, state) : RunTiles(threads, state); });
+  }
   if (what == "floor") return Timed([&] { RunFloor(threads, floor); });
   return "error: unknown command " + what;
 }

@@ -170,43 +170,11 @@ HWY_INLINE void DctColumns(size_t n, size_t width, size_t stride, const float* H
   }
 }
 
-// c[e] = sum over l of x[l] * F[l][e] for one run; `x` and `c` have room for PaddedSide(n).
-HWY_INLINE void DctOfRun(size_t n, const float* HWY_RESTRICT x, float* HWY_RESTRICT c) {
-  const FloatTag d;
-  const size_t stride = PaddedSide(n);
-  const float* HWY_RESTRICT basis = DctBasisPadded(static_cast<uint32_t>(n)).by_position;
-  for (size_t e = 0; e < n; e += 2 * kLanes) {
-    // Where the second vector lies behind the padded row, the first is computed twice.
-    const size_t f = e + kLanes < stride ? e + kLanes : e;
-    FloatVec sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-    size_t l = 0;
-    for (; l + 2 <= n; l += 2) {
-      const FloatVec x0 = hn::Set(d, x[l]);
-      const FloatVec x1 = hn::Set(d, x[l + 1]);
-      sum[0] = hn::MulAdd(x0, hn::LoadU(d, basis + l * stride + e), sum[0]);
-      sum[1] = hn::MulAdd(x0, hn::LoadU(d, basis + l * stride + f), sum[1]);
-      sum[2] = hn::MulAdd(x1, hn::LoadU(d, basis + (l + 1) * stride + e), sum[2]);
-      sum[3] = hn::MulAdd(x1, hn::LoadU(d, basis + (l + 1) * stride + f), sum[3]);
-    }
-    if (l < n) {
-      const FloatVec x0 = hn::Set(d, x[l]);
-      sum[0] = hn::MulAdd(x0, hn::LoadU(d, basis + l * stride + e), sum[0]);
-      sum[1] = hn::MulAdd(x0, hn::LoadU(d, basis + l * stride + f), sum[1]);
-    }
-    hn::StoreU(hn::Add(sum[0], sum[2]), d, c + e);
-    hn::StoreU(hn::Add(sum[1], sum[3]), d, c + f);
-  }
-}
-
 // The tile in scratch->first (rows of PaddedSide(cols) elements) is used up; its coefficients,
 // dense and in order, come into scratch->third.
 HWY_INLINE void EncodeTile(ChunkShape shape, ChunkScratch* scratch) {
   const size_t rows = shape.rows;
   const size_t cols = shape.cols;
-  if (rows == 1) {
-    DctOfRun(cols, scratch->first, scratch->third);
-    return;
-  }
   const size_t padded_rows = PaddedSide(rows);
   const size_t padded_cols = PaddedSide(cols);
   DctColumns(rows, padded_cols, padded_cols, scratch->first, scratch->second);

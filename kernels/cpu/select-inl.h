@@ -147,6 +147,30 @@ HWY_INLINE void DropSmallest(size_t count, uint32_t k, uint32_t* index, float* v
   ISTHMUS_CHECK(kept == k);
 }
 
+// The first k of the collected ones; `index` and `value` have room for one vector more.
+HWY_INLINE void CopyOut(const uint32_t* HWY_RESTRICT index, const float* HWY_RESTRICT value,
+                        uint32_t k, Components* out) {
+  out->index.resize(k);
+  out->value.resize(k);
+  uint32_t* HWY_RESTRICT to_index = out->index.data();
+  float* HWY_RESTRICT to_value = out->value.data();
+  for (uint32_t i = 0; i < k; ++i) {
+    to_index[i] = index[i];
+    to_value[i] = value[i];
+  }
+}
+
+// Takes the k largest of those that reach the threshold, which are at least k of the `size`
+// coefficients. Behind them are zeros up to a whole vector.
+HWY_INLINE void TakeFrom(const float* values, size_t size, uint32_t k, int32_t threshold,
+                         uint32_t* HWY_RESTRICT index, float* HWY_RESTRICT value, Components* out) {
+  const size_t padded = (size + kLanes - 1) / kLanes * kLanes;
+  // Zeros behind the end reach a threshold of 0; they are last.
+  const size_t count = std::min(size, CollectDense(values, padded, threshold, index, value));
+  if (count > k) DropSmallest(count, k, index, value);
+  CopyOut(index, value, k, out);
+}
+
 // SelectTopK of the `size` coefficients at `values`, which has room for whole vectors: what is
 // behind them is overwritten with zeros. `index` and `value` are working memory of size + one
 // vector.
@@ -154,18 +178,14 @@ HWY_INLINE void SelectInto(float* values, size_t size, uint32_t k, uint32_t* HWY
                            float* HWY_RESTRICT value, Components* out) {
   const size_t padded = (size + kLanes - 1) / kLanes * kLanes;
   std::fill(values + size, values + padded, 0.0f);
-  size_t count;
   // Groups of several, and few enough of the groups asked for: else the rough threshold is no help.
-  if (size >= 4 * kGroups * kLanes && k <= kGroups * kLanes / 2) {
-    count = CollectSparse(values, padded, RoughThreshold(values, padded, k), index, value);
-  } else {
-    count = CollectDense(values, padded, ThresholdFor(values, padded, k, 0), index, value);
+  if (size < 4 * kGroups * kLanes || k > kGroups * kLanes / 2) {
+    return TakeFrom(values, size, k, ThresholdFor(values, padded, k, 0), index, value, out);
   }
-  // Zeros behind the end reach a threshold of 0; they are last.
-  count = std::min(count, size);
+  const int32_t threshold = RoughThreshold(values, padded, k);
+  const size_t count = std::min(size, CollectSparse(values, padded, threshold, index, value));
   if (count > k) DropSmallest(count, k, index, value);
-  out->index.assign(index, index + k);
-  out->value.assign(value, value + k);
+  CopyOut(index, value, k, out);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -216,6 +216,40 @@ TEST_P(EveryTarget, ReserveIsItsParts) {
   }
 }
 
+// Many runs at once are the same as one after the other, whatever their number.
+TEST_P(EveryTarget, RunsAreTheirChunks) {
+  const auto scratch = std::make_unique<ChunkScratch>();
+  for (const uint32_t cols : {1u, 2u, 7u, 31u, 32u, 33u, 61u, 64u, 65u, 127u, 128u}) {
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{13}, size_t{16}, size_t{37}}) {
+      const bool has_gradient = random_.Between(0, 3) != 0;
+      const std::vector<float> g = random_.Normals(count * cols);
+      const std::vector<float> before = random_.Normals(count * cols);
+      ReserveRule rule;
+      rule.k = random_.Between(1, cols);
+      rule.beta = 0.9f;
+      rule.eta = 0.1f;
+      std::vector<float> d = before, one_by_one = before;
+      std::vector<Components> sent(count), expected(count);
+      ReserveRuns(cols, count, rule, has_gradient ? g.data() : nullptr, d.data(), scratch.get(),
+                  sent.data());
+      for (size_t i = 0; i < count; ++i) {
+        ReserveChunk({1, cols}, rule, has_gradient ? g.data() + i * cols : nullptr, cols,
+                     one_by_one.data() + i * cols, cols, scratch.get(), &expected[i]);
+        ASSERT_EQ(sent[i].index, expected[i].index) << cols << " " << i;
+        ASSERT_TRUE(SameBits(sent[i].value, expected[i].value)) << cols << " " << i;
+      }
+      ASSERT_TRUE(SameBits(d, one_by_one)) << cols;
+      std::vector<float> p = before, p_one_by_one = before;
+      StepRuns(cols, count, StepRule{true, 0.5f, 0.9f}, sent.data(), p.data(), scratch.get());
+      for (size_t i = 0; i < count; ++i) {
+        StepChunk({1, cols}, StepRule{true, 0.5f, 0.9f}, sent[i], p_one_by_one.data() + i * cols,
+                  cols, scratch.get());
+      }
+      ASSERT_TRUE(SameBits(p, p_one_by_one)) << cols;
+    }
+  }
+}
+
 // The bytes behind the last element of a chunk may belong to nobody.
 TEST_P(EveryTarget, ReadsAndWritesNoFurtherThanTheChunk) {
   const auto scratch = std::make_unique<ChunkScratch>();

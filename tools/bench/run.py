@@ -127,7 +127,7 @@ def install(pins, folder):
     steps = [
         [sys.executable, "-m", "venv", "--clear", folder],
         [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        + ["--no-cache-dir", "--only-binary", ":all:", "-r", pins],
+        + ["--no-cache-dir", "-r", pins],
     ]
     for step in steps:
         try:
