@@ -99,7 +99,12 @@ absl::Status SessionImpl::OnEvent(v1::WatchUpdatesResponse* event) {
   absl::StatusOr<UpdateReader::News> news = reader_.Take(event);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (over() || join_again_) return absl::CancelledError("the connection is given up");
+    // The reader gives nothing out twice, so what it has taken goes on to the listener also while
+    // this connection is given up; a start is of this connection only.
+    const bool is_moot = !news.ok() || news->start.has_value();
+    if (over() || (join_again_ && is_moot)) {
+      return absl::CancelledError("the connection is given up");
+    }
     counters_.bytes_down = reader_.bytes();
     if (!news.ok()) {
       EndWith(news.status());
