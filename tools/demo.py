@@ -13,14 +13,21 @@ import sys
 import tempfile
 import time
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 
-from demo_cluster import Cluster, MetricsTail, RunError
+sys.path.insert(0, str(Path(__file__).parent / "wan"))
+
+from demo_cluster import Cluster, MetricsTail, RunError  # noqa: E402
+from wan_box import Link, WanBox, WanError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_PACKAGE = "jargon-text"
 RANKS = {"frankfurt": 2, "virginia": 2}
 NODES = tuple(RANKS)
+# From each node to the coordinator: a thin line for both, and for one some distance. A round sends
+# about 40 kB up and 80 kB down, so the rate costs it 95 ms and the distance 40 ms.
+LINKS = {"frankfurt": Link(rate_mbit=10), "virginia": Link(rate_mbit=10, rtt_ms=40)}
 CONTEXT = 128
 SEQUENCES_PER_NODE = 4
 TRIAL_STEPS = 40
@@ -216,6 +223,11 @@ def main():
     )
     parser.add_argument("--steps", type=int, help="rounds, instead of a time")
     parser.add_argument(
+        "--link",
+        choices=("wan", "loopback"),
+        help="WAN in a box or this machine's loopback (default: wan where it can run)",
+    )
+    parser.add_argument(
         "--binaries", type=Path, default=ROOT / "bazel-bin", help="folder of the built programs"
     )
     arguments = parser.parse_args()
@@ -227,26 +239,45 @@ def main():
         "trainer": arguments.binaries / "worker/trainer",
     }
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="isthmus-demo-") as folder:
+    with (
+        open_link(arguments.link, arguments.binaries / "tools/wan/relay") as box,
+        tempfile.TemporaryDirectory(prefix="isthmus-demo-") as folder,
+    ):
         begun = time.monotonic()
         text = unpack_text(folder)
         megabytes = text.stat().st_size / 1e6
         print(f"text: {megabytes:.2f} MB of English from the package {TEXT_PACKAGE}")
-        steps = arguments.steps or measured_steps(binaries, folder, text, arguments.minutes, begun)
+        steps = arguments.steps or measured_steps(
+            binaries, folder, text, arguments.minutes, begun, box
+        )
         print(f"training {steps} rounds")
         run_folder = Path(folder) / "run"
         run_folder.mkdir()
-        cluster = Cluster(binaries, run_folder, spec_text(steps, max(1, steps // 5)), RANKS)
+        spec = spec_text(steps, max(1, steps // 5))
+        cluster = Cluster(binaries, run_folder, spec, RANKS, box)
         summaries = run(cluster, text, steps, show=True, sample_bytes=400)
         return 0 if report(summaries, time.monotonic() - begun) else 1
 
 
-def measured_steps(binaries, folder, text, minutes, begun):
+def open_link(wanted, relay):
+    """The box that the run takes place in, or one of None for loopback; says which, and why."""
+    reason = "as asked for" if wanted == "loopback" else WanBox.why_not(relay)
+    if wanted == "wan" and reason:
+        raise RunError(f"--link wan cannot run: {reason}")
+    if reason:
+        print(f"link: loopback ({reason})", flush=True)
+        return nullcontext()
+    said = [f"{n} {link.rate_mbit:g} Mbit/s, RTT {link.rtt_ms:g} ms" for n, link in LINKS.items()]
+    print(f"link: WAN in a box, to the coordinator from {'; '.join(said)}", flush=True)
+    return WanBox(LINKS, relay=relay)
+
+
+def measured_steps(binaries, folder, text, minutes, begun, box):
     """How many rounds fit into the time, by a short run of the same shape."""
     print(f"measuring this machine with {TRIAL_STEPS} rounds …", flush=True)
     trial = Path(folder) / "trial"
     trial.mkdir()
-    cluster = Cluster(binaries, trial, spec_text(TRIAL_STEPS, 0), RANKS)
+    cluster = Cluster(binaries, trial, spec_text(TRIAL_STEPS, 0), RANKS, box)
     run(cluster, text, TRIAL_STEPS, show=False, sample_bytes=0)
     per_round = seconds_a_round(MetricsTail(cluster.metrics_file(NODES[0], 0)).new_lines()[5:])
     left = minutes * 60 - (time.monotonic() - begun) - FIXED_SECONDS
@@ -258,7 +289,7 @@ def measured_steps(binaries, folder, text, minutes, begun):
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except RunError as error:
+    except (RunError, WanError) as error:
         print(f"demo failed: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

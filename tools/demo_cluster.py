@@ -31,11 +31,16 @@ def free_port():
 class Cluster:
     """One coordinator, an agent a node and its trainers, with their logs."""
 
-    def __init__(self, binaries, folder, spec_text, ranks):
-        """`ranks`: trainers of each node, by name."""
+    def __init__(self, binaries, folder, spec_text, ranks, box=None):
+        """`ranks`: trainers of each node, by name. `box`: a WanBox in which the run takes place.
+
+        In a box the coordinator runs at the hub and each node at the site of its name; without
+        one all of them use the loopback interface.
+        """
         self.binaries = binaries
         self.folder = Path(folder)
         self.ranks = ranks
+        self.box = box
         self.processes = {}
         self.address = None
         self.spec_file = self.folder / "run.txtpb"
@@ -52,10 +57,13 @@ class Cluster:
     def start_coordinator(self):
         """Starts it on a port of its own choice and waits until it serves."""
         ready = self.folder / "coordinator.ready"
+        listen = ["--listen=127.0.0.1:0"]
+        if self.box:  # no other machine reaches into the box
+            listen = [f"--listen={self.box.hub_address()}:0", "--allow_plaintext"]
         self._spawn(
             "coordinator",
             f"--run_spec={self.spec_file}",
-            "--listen=127.0.0.1:0",
+            *listen,
             f"--ready_file={ready}",
         )
         self.address = self._wait_for(ready, "coordinator").strip()
@@ -112,15 +120,24 @@ class Cluster:
         return self.folder / f"{name}.log"
 
     def _spawn(self, name, *flags):
-        binary = self.binaries[name.split("-")[0]]
+        program, _, rest = name.partition("-")
+        command = [self.binaries[program], *flags]
+        if self.box:
+            command = self.box.command(self._place(program, rest), command)
         with open(self.log_file(name), "wb") as log:
             self.processes[name] = subprocess.Popen(
-                [binary, *flags],
+                command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+    def _place(self, program, rest):
+        """Where in the box a process runs: `rest` is its name without the program."""
+        if program == "coordinator":
+            return self.box.hub
+        return rest if program == "agent" else rest.rpartition("-")[0]
 
     def _wait_for(self, ready_file, name):
         give_up = time.monotonic() + READY_TIMEOUT_S

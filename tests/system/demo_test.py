@@ -16,14 +16,14 @@ class Demo(SystemCase):
         """Starts the demo with its temporary files and its output in this test's folder."""
         self.output = self.folder / "output"
         with open(self.output, "wb") as file:
-            demo = subprocess.Popen(
+            self.demo = subprocess.Popen(
                 [sys.executable, ROOT / "tools/demo.py", f"--binaries={ROOT}", *flags],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(self.folder), "PYTHONUNBUFFERED": "1"},
             )
-        self.addCleanup(demo.kill)
-        return demo
+        self.addCleanup(self.demo.kill)
+        return self.demo
 
     def wait_output(self, text):
         """Waits until the demo has printed a text."""
@@ -32,6 +32,7 @@ class Demo(SystemCase):
     def assert_nothing_is_left(self):
         """No process and no file of the demo is there any more."""
         self.assertEqual(list(self.folder.glob("isthmus-demo-*")), [])
+        self.assertEqual(list(Path("/run/netns").glob(f"isthmus-wan-{self.demo.pid}.*")), [])
         for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 self.assertNotIn(str(self.folder), cmdline.read_bytes().decode(errors="replace"))
@@ -42,6 +43,7 @@ class Demo(SystemCase):
         demo = self.start("--steps", "10")
         self.wait_until(lambda: demo.poll() is not None, "the demo to end")
         output = self.output.read_text()
+        self.assertTrue(output.startswith("link: "), output)
         result = re.search(r"^result demo (.*)$", output, re.MULTILINE)
         self.assertIsNotNone(result, output)
         values = dict(pair.split("=") for pair in result.group(1).split())
@@ -51,6 +53,14 @@ class Demo(SystemCase):
         self.assertLessEqual(up * 50, dense)
         # Ten rounds do not reach the loss that the demo promises, and it says so.
         self.assertEqual((values["met"], demo.returncode), ("0", 1))
+        self.assert_nothing_is_left()
+
+    def test_loopback_on_request(self):
+        demo = self.start("--steps", "2", "--link", "loopback")
+        self.wait_until(lambda: demo.poll() is not None, "the demo to end")
+        output = self.output.read_text()
+        self.assertTrue(output.startswith("link: loopback (as asked for)"), output)
+        self.assertIn("params_equal=1", output)
         self.assert_nothing_is_left()
 
     def test_interrupt_leaves_nothing_behind(self):

@@ -1,4 +1,5 @@
 #!/bin/sh
 # Runs a test written in Python: run_python.sh FILE. (Bazel's own rule asks for a `python` that
 # Debian does not have.)
-exec env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=tests/system:tools python3 "$1"
+exec env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=tests/system:tools:tools/wan \
+  python3 "$1"

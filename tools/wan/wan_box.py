@@ -38,7 +38,10 @@ NAME_PREFIX = "isthmus-wan"
 NAME = re.compile(NAME_PREFIX + r"-(\d+)\.(\d+)-\d+-.+")
 SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 SITES_MAX = 200
+NETWORK = "10.77.0.0/16"
 HUB_ADDRESS = "10.77.255.1"
+# What a device holds while the relay waits for a processor; the queue of the link is the relay's.
+DEVICE_PACKETS = "5000"
 ANSWER_TIMEOUT_S = 10
 COMMAND_TIMEOUT_S = 20
 CLONE_NEWNET = 0x40000000
@@ -129,13 +132,15 @@ def remove_leftovers():
 class WanBox:
     """Use it in a `with` statement. One thread at a time may use a box."""
 
+    hub = HUB
     _numbers = itertools.count()
 
     def __init__(self, links, seed=1, relay=None, congestion=None):
         """`links`: a Link for each site, by name; `seed` starts all random draws of the relay.
 
-        `congestion`: what TCP uses, such as "cubic" or "bbr"; None: what the machine uses. It
-        decides how fast a link with loss is.
+        `congestion`: what TCP uses, such as "reno" or "bbr"; None: what the machine uses. It
+        decides how fast a link with loss is. The kernel takes only those of its setting
+        net.ipv4.tcp_allowed_congestion_control.
         """
         for site in links:
             if site == HUB or not SITE_NAME.fullmatch(site):
@@ -225,10 +230,11 @@ class WanBox:
         hub, name = self.namespace(HUB), self.namespace(site)
         near, far = f"10.77.{index}.1", f"10.77.{index}.2"
         _ip("-n", hub, "addr", "add", near, "peer", far, "dev", f"wan{index}")
-        _ip("-n", hub, "link", "set", f"wan{index}", "up")
+        _ip("-n", hub, "link", "set", f"wan{index}", "up", "txqueuelen", DEVICE_PACKETS)
         _ip("-n", name, "addr", "add", far, "peer", near, "dev", "wan")
-        _ip("-n", name, "link", "set", "wan", "up")
-        _ip("-n", name, "route", "add", "default", "via", near)
+        _ip("-n", name, "link", "set", "wan", "up", "txqueuelen", DEVICE_PACKETS)
+        # No default route: whoever asks a name server learns at once that there is none.
+        _ip("-n", name, "route", "add", NETWORK, "via", near)
 
     def close(self):
         """Ends the relay and what still runs in the box, and removes its namespaces."""

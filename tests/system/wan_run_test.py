@@ -1,0 +1,53 @@
+"""Whole runs over links that lose, delay and break."""
+
+from wan_box import Link
+from wan_case import WanCase
+from xml_report import main
+
+FAR = Link(rate_mbit=10, rtt_ms=40, loss=0.01)
+
+
+class WanRun(WanCase):
+    def start(self, ranks, steps, link=FAR):
+        """A run in which each node has such a link; returns its cluster."""
+        cluster = self.cluster(ranks, steps=steps)
+        cluster.box = self.box({node: link for node in ranks})
+        # Ends before the box does, which takes the network away from under it.
+        self.addCleanup(cluster.stop)
+        cluster.start(self.text)
+        return cluster
+
+    def test_loss_and_delay_change_no_bit(self):
+        cluster = self.start({"a": 1, "b": 1}, steps=30)
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        self.assertGreater(cluster.box.stats("a")["up"]["lost"], 0)
+        print(summaries, cluster.box.stats("a"))
+
+    def test_a_node_of_one_rank_and_one_of_two_end_equal(self):
+        cluster = self.start({"a": 1, "b": 2}, steps=12, link=Link(rate_mbit=100, rtt_ms=10))
+        self.assert_replicas_equal(self.finish(cluster))
+
+    def heals(self, direction):
+        """Cuts node b off until its lease has ended; the run still ends with equal parameters."""
+        cluster = self.start({"a": 1, "b": 1}, steps=24, link=Link(rate_mbit=10, rtt_ms=20))
+        self.wait_step(cluster, "b", 4)
+        cluster.box.partition("b", direction)
+        self.wait_log(cluster, "coordinator", "lease ended: the node was not heard of node=b")
+        cluster.box.heal("b")
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        self.assertEqual(summaries["b"]["rounds"], 24)
+
+    def test_a_partition_heals(self):
+        self.heals("both")
+
+    def test_a_partition_towards_the_coordinator_heals(self):
+        self.heals("up")
+
+    def test_a_partition_towards_the_node_heals(self):
+        self.heals("down")
+
+
+if __name__ == "__main__":
+    main()
