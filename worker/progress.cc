@@ -1,11 +1,8 @@
 #include "worker/progress.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -75,6 +72,8 @@ void Progress::Round(const RoundReport& report) {
     line["bytes_down"] = report.bytes_down;
     line["wait_ms"] = Number(report.wait_ms);
     line["included"] = report.included;
+    line["skipped_steps"] = report.skipped_steps;
+    line["skipped_sequences"] = report.skipped_sequences;
     line["seconds"] = static_cast<double>(now_ms - started_ms_) / 1e3;
     std::fprintf(metrics_, "%s\n", line.dump().c_str());
     std::fflush(metrics_);  // plots follow a run that is under way
@@ -115,6 +114,8 @@ std::string SummaryJson(const TrainSummary& summary) {
   json["start_loss"] = Number(summary.start_loss);
   json["tokens"] = summary.tokens;
   json["rounds"] = summary.rounds;
+  json["skipped_steps"] = summary.skipped_steps;
+  json["skipped_sequences"] = summary.skipped_sequences;
   json["up_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_up) / rounds);
   json["down_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_down) / rounds);
   json["dense_bytes_per_round"] = summary.dense_bytes_per_round;
@@ -124,27 +125,6 @@ std::string SummaryJson(const TrainSummary& summary) {
   if (!summary.sample.empty()) json["sample"] = summary.sample;
   // Bytes that are no UTF-8 (a model may write any) become U+FFFD.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
-absl::Status CheckCanWrite(const std::string& path) {
-  std::error_code ignored;  // what is not there is no folder
-  if (std::filesystem::is_directory(path, ignored)) {
-    return absl::ErrnoToStatus(EISDIR, absl::StrCat("cannot write '", path, "'"));
-  }
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", path, "'"));
-}
-
-absl::Status WriteFileWhole(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".part";
-  std::FILE* file = std::fopen(temporary.c_str(), "we");
-  bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (file != nullptr) written = std::fclose(file) == 0 && written;
-  if (!written || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", path, "'"));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace isthmus

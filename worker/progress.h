@@ -26,6 +26,9 @@ struct RoundReport {
   uint64_t applied = 0;  // updates since the start: more than rounds reported after a catch-up
   double wait_ms = 0;    // from the submission to the update
   bool included = false;
+  // Since the start: steps merged without this node, and its sequences of them.
+  uint64_t skipped_steps = 0;
+  uint64_t skipped_sequences = 0;
 };
 
 struct TrainSummary {
@@ -34,6 +37,8 @@ struct TrainSummary {
   uint64_t tokens = 0;    // that this node's merged contributions were computed from
   uint64_t rounds = 0;    // that this node applied
   uint64_t steps = 0;     // global step at the end
+  uint64_t skipped_steps = 0;  // merged without this node
+  uint64_t skipped_sequences = 0;
   uint64_t bytes_up = 0;
   uint64_t bytes_down = 0;
   uint64_t dense_bytes_per_round = 0;
@@ -73,12 +78,5 @@ class Progress {
 
 // {"val_loss": ..., "start_loss": ..., "up_bytes_per_round": ..., ...} on one line.
 std::string SummaryJson(const TrainSummary& summary);
-
-// Whether a file may be made at `path`: it is no folder itself, and the folder that it lies in is
-// there and this process may write to it.
-absl::Status CheckCanWrite(const std::string& path);
-
-// Writes `text` to `path`, which appears whole or not at all.
-absl::Status WriteFileWhole(const std::string& path, const std::string& text);
 
 }  // namespace isthmus

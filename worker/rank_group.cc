@@ -94,6 +94,9 @@ absl::Status RankGroup::CheckRequest(const v1::JoinRunRequest& request) const {
         absl::StrCat("group_id has ", info.group_id().size(), " bytes; it has ", kGroupIdBytes));
   }
   ISTHMUS_RETURN_IF_ERROR(CheckHash("state_sha256", request.state_sha256()));
+  if (!request.heldout_sha256().empty()) {
+    ISTHMUS_RETURN_IF_ERROR(CheckHash("heldout_sha256", request.heldout_sha256()));
+  }
   if (request.last_round() > 0) {
     ISTHMUS_RETURN_IF_ERROR(CheckHash("last_update_sha256", request.last_update_sha256()));
   }
@@ -165,9 +168,14 @@ absl::Status RankGroup::CheckAgainstGroup(const v1::JoinRunRequest& request) con
                                "; start all ranks of a node from one checkpoint"));
   }
   const std::string setting = SettingsDifference(request.rank(), theirs.rank());
-  if (setting.empty()) return absl::OkStatus();
-  return differ(absl::StrCat(me, " and ", them, " differ in ", setting,
-                             "; start all ranks of a node with the same settings"));
+  if (!setting.empty()) {
+    return differ(absl::StrCat(me, " and ", them, " differ in ", setting,
+                               "; start all ranks of a node with the same settings"));
+  }
+  if (request.heldout_sha256() == theirs.heldout_sha256()) return absl::OkStatus();
+  return differ(absl::StrCat(me, " holds out tokens ", HexPrefix(request.heldout_sha256()), ", ",
+                             them, " holds out ", HexPrefix(theirs.heldout_sha256()),
+                             "; start all ranks of a node with the same data"));
 }
 
 absl::Status RankGroup::CheckRanges(const v1::JoinRunRequest& request, const Grid& grid,
@@ -276,6 +284,7 @@ v1::JoinRunRequest RankGroup::NodeJoin() const {
   *join.mutable_manifest() = manifest_;
   join.set_fingerprint(behind->fingerprint());
   join.set_state_sha256(behind->state_sha256());
+  join.set_heldout_sha256(behind->heldout_sha256());
   join.set_last_round(behind->last_round());
   join.set_last_update_sha256(behind->last_update_sha256());
   return join;

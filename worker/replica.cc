@@ -17,8 +17,9 @@
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "worker/batch.h"
+#include "worker/checkpoint.h"
 #include "worker/gpt2.h"
-#include "worker/safetensors.h"
 #include "worker/state_hash.h"
 #include "worker/torch_status.h"
 
@@ -26,7 +27,6 @@ namespace isthmus {
 namespace {
 
 constexpr double kSampleTemperature = 0.8;
-constexpr absl::string_view kPrefix = "transformer.";
 
 std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>>& parts) {
   std::vector<TensorPart<const float>> result;
@@ -36,64 +36,13 @@ std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>
   return result;
 }
 
-// The name in the file: as the model says, or without "transformer.", as GPT-2 files have it.
-std::string NameInFile(const SafetensorsFile& file, const std::string& name) {
-  const std::string bare(absl::StripPrefix(name, kPrefix));
-  return file.entries().count(name) == 0 && file.entries().count(bare) != 0 ? bare : name;
-}
-
-// Buffers and the tied copy that Hugging Face's files may hold beside the parameters.
-bool IsKnownExtra(absl::string_view name) {
-  return absl::EndsWith(name, ".attn.bias") || absl::EndsWith(name, ".attn.masked_bias") ||
-         name == "lm_head.weight";
-}
-
-absl::Status CheckStartFile(const SafetensorsFile& file, const std::string& path,
-                            const std::vector<ModelTensor>& tensors) {
-  size_t known = 0;
-  for (const ModelTensor& tensor : tensors) {
-    const auto found = file.entries().find(NameInFile(file, tensor.name));
-    if (found == file.entries().end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("start file '", path, "' lacks tensor '", tensor.name, "'"));
-    }
-    if (found->second.shape != tensor.shape) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("start file '", path, "': tensor '", tensor.name, "' has shape [",
-                       absl::StrJoin(found->second.shape, ", "), "]; the run's model has [",
-                       absl::StrJoin(tensor.shape, ", "), "]"));
-    }
-    ++known;
-  }
-  size_t extra = 0;
-  for (const auto& [name, entry] : file.entries()) extra += IsKnownExtra(name) ? 1 : 0;
-  if (known + extra == file.entries().size()) return absl::OkStatus();
-  for (const auto& [name, entry] : file.entries()) {
-    const auto is_it = [&, &wanted = name](const ModelTensor& tensor) {
-      return NameInFile(file, tensor.name) == wanted;
-    };
-    if (IsKnownExtra(name) || std::any_of(tensors.begin(), tensors.end(), is_it)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("start file '", path, "' has a tensor '", name,
-                                                   "' that the run's model has not"));
-  }
-  return absl::OkStatus();
+std::vector<NamedShape> ShapesOf(const std::vector<ModelTensor>& tensors) {
+  std::vector<NamedShape> shapes;
+  for (const ModelTensor& tensor : tensors) shapes.push_back({tensor.name, tensor.shape});
+  return shapes;
 }
 
 }  // namespace
-
-Batch ToBatch(const TextRows& rows) {
-  Batch batch;
-  batch.tokens = at::empty({rows.sequences, rows.length}, at::kLong);
-  batch.targets = at::empty({rows.sequences, rows.length}, at::kLong);
-  int64_t* tokens = batch.tokens.mutable_data_ptr<int64_t>();
-  int64_t* targets = batch.targets.mutable_data_ptr<int64_t>();
-  for (int64_t row = 0; row < rows.sequences; ++row) {
-    const uint8_t* bytes = rows.tokens.data() + row * (rows.length + 1);
-    std::copy(bytes, bytes + rows.length, tokens + row * rows.length);
-    std::copy(bytes + 1, bytes + rows.length + 1, targets + row * rows.length);
-  }
-  return batch;
-}
 
 absl::StatusOr<std::unique_ptr<Replica>> Replica::Make(const ReplicaOptions& options) {
   ISTHMUS_ASSIGN_OR_RETURN(Model model, MakeGpt2(options.spec.model()));
@@ -129,10 +78,10 @@ absl::Status Replica::FillStartState() {
           return absl::OkStatus();
         });
   }
-  ISTHMUS_ASSIGN_OR_RETURN(auto file, SafetensorsFile::Open(options_.start_file));
-  ISTHMUS_RETURN_IF_ERROR(CheckStartFile(*file, options_.start_file, model_->tensors()));
+  ISTHMUS_ASSIGN_OR_RETURN(const auto file, Checkpoint::Open(options_.start_file));
+  ISTHMUS_RETURN_IF_ERROR(file->Check(options_.spec.model(), ShapesOf(model_->tensors())));
   return model_->Fill([&](const ModelTensor& tensor, uint64_t first, absl::Span<float> values) {
-    return file->Read(NameInFile(*file, tensor.name), first, values);
+    return file->Read(tensor.name, first, values);
   });
 }
 
@@ -171,14 +120,11 @@ absl::StatusOr<std::string> Replica::FrozenSha256() {
 }
 
 absl::Status Replica::Save(const std::string& path) {
-  std::unique_ptr<SafetensorsWriter> writer;
+  std::unique_ptr<CheckpointWriter> writer;
   absl::Status written;
   if (options_.group->rank() == 0) {
-    std::vector<NamedShape> shapes;
-    for (const ModelTensor& tensor : model_->tensors()) {
-      shapes.push_back({tensor.name, tensor.shape});
-    }
-    auto created = SafetensorsWriter::Create(path, shapes);
+    auto created =
+        CheckpointWriter::Create(path, options_.spec.model(), ShapesOf(model_->tensors()));
     if (created.ok()) writer = std::move(created).value();
     written = created.status();
   }
@@ -192,7 +138,7 @@ absl::Status Replica::Save(const std::string& path) {
   return written;
 }
 
-absl::StatusOr<double> Replica::ForwardBackward(const TextRows& rows) {
+absl::StatusOr<double> Replica::ForwardBackward(const TokenRows& rows) {
   return model_->ForwardBackward(ToBatch(rows));
 }
 
@@ -237,12 +183,16 @@ absl::Status Replica::Apply(float lr, float weight_decay, const std::vector<std:
 
 absl::StatusOr<double> Replica::HeldOutLoss(const RankData& data) {
   std::array<double, 2> sums = {};  // loss times sequences, sequences
-  for (uint64_t i = 0; i < data.EvaluationBatches(); ++i) {
-    TextRows rows = data.Evaluation(i);
+  for (uint64_t i = 0; i < data.held_out().Batches(); ++i) {
+    ISTHMUS_ASSIGN_OR_RETURN(TokenRows rows, data.held_out().Rows(i));
     const double weight = static_cast<double>(rows.sequences);
     // A rank whose sequences ran out still takes its part in the gathers.
-    if (rows.sequences == 0) rows = data.Evaluation(0);
-    if (rows.sequences == 0) rows = data.Step(1);
+    if (rows.sequences == 0) {
+      ISTHMUS_ASSIGN_OR_RETURN(rows, data.held_out().Rows(0));
+    }
+    if (rows.sequences == 0) {
+      ISTHMUS_ASSIGN_OR_RETURN(rows, data.Step(1));
+    }
     ISTHMUS_ASSIGN_OR_RETURN(const at::Tensor loss, model_->Forward(ToBatch(rows)));
     if (weight > 0) sums[0] += weight * loss.item<double>();
     sums[1] += weight;
@@ -257,10 +207,10 @@ absl::StatusOr<std::string> Replica::Sample(const std::string& prompt, int bytes
   const size_t context = options_.spec.model().context();
   for (int i = 0; i < bytes; ++i) {
     const std::string seen = text.substr(text.size() > context ? text.size() - context : 0);
-    TextRows rows;
+    TokenRows rows;
     rows.sequences = 1;
     rows.length = static_cast<int64_t>(seen.size());
-    rows.tokens.assign(seen.begin(), seen.end());
+    for (char byte : seen) rows.tokens.push_back(static_cast<unsigned char>(byte));
     rows.tokens.push_back(0);
     Batch batch = ToBatch(rows);
     batch.targets = at::Tensor();

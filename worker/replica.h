@@ -14,15 +14,15 @@
 #include "isthmus/v1/run_spec.pb.h"
 #include "worker/methods/demo_shard.h"
 #include "worker/process_group.h"
+#include "worker/rank_data.h"
 #include "worker/sharded_model.h"
-#include "worker/text_data.h"
 
 namespace isthmus {
 
 struct ReplicaOptions {
   v1::RunSpec spec;               // complete
   ProcessGroup* group = nullptr;  // outlives the replica
-  // safetensors file with the start state; empty: from the spec's seed.
+  // Checkpoint (worker/checkpoint.h) with the start state; empty: from the spec's seed.
   std::string start_file;
   int threads = 1;
 };
@@ -39,11 +39,11 @@ class Replica {
   // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h). Frozen tensors, if
   // there are any, are hashed with it: nodes that differ in them must not join one run.
   absl::StatusOr<std::string> StateSha256(uint64_t step);
-  // All ranks; rank 0 writes every tensor, frozen ones too, to `path`.
+  // All ranks; rank 0 writes a checkpoint with every tensor, frozen ones too, to `path`.
   absl::Status Save(const std::string& path);
 
   // All ranks: mean loss of this rank's rows; the gradient is kept, its mean over the ranks.
-  absl::StatusOr<double> ForwardBackward(const TextRows& rows);
+  absl::StatusOr<double> ForwardBackward(const TokenRows& rows);
   // Of this rank's gradient: sum of squares in double, not finite when an element is not.
   double GradientSquares() const;
   // Number in the manifest of the first tensor with an element that is not finite, or -1.
@@ -70,8 +70,5 @@ class Replica {
   std::unique_ptr<DemoShard> shard_;
   std::string frozen_sha256_;
 };
-
-// Tokens and targets of rows of text.
-Batch ToBatch(const TextRows& rows);
 
 }  // namespace isthmus

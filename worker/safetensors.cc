@@ -48,6 +48,38 @@ size_t DTypeBytes(const std::string& dtype) {
   return 0;  // not known here: the size is not checked, and Read refuses it
 }
 
+float FloatOfBits(uint32_t bits) {
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// bfloat16 is the upper half of a float32.
+float WidenBf16(uint16_t bits) { return FloatOfBits(uint32_t{bits} << 16); }
+
+// IEEE 754 binary16: 5 bits of exponent with bias 15, 10 of fraction.
+float WidenF16(uint16_t bits) {
+  const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1f, fraction = bits & 0x3ff;
+  if (exponent == 0x1f) return FloatOfBits(sign | 0x7f800000u | fraction << 13);
+  if (exponent != 0) return FloatOfBits(sign | (exponent + 112) << 23 | fraction << 13);
+  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;  // subnormal or zero; exact
+  return sign != 0 ? -magnitude : magnitude;
+}
+
+template <typename Widen>
+void ReadWidened(const char* bytes, Widen widen, absl::Span<float> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes + i * sizeof(bits), sizeof(bits));
+    values[i] = widen(bits);
+  }
+}
+
+bool IsReadable(const std::string& dtype) {
+  return dtype == "F32" || dtype == "F16" || dtype == "BF16";
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
@@ -94,7 +126,12 @@ absl::Status SafetensorsFile::ParseHeader(const std::string& header) {
   if (!parsed.is_object()) return Malformed(path_, "its header is not a JSON object");
   const uint64_t data_bytes = mapped_bytes_ - data_offset_;
   for (const auto& [name, value] : parsed.items()) {
-    if (name == "__metadata__") continue;
+    if (name == "__metadata__") {
+      for (const auto& [key, text] : value.items()) {
+        if (text.is_string()) metadata_[key] = text.get<std::string>();
+      }
+      continue;
+    }
     SafetensorsEntry entry;
     const auto is_sizes = [](const nlohmann::json& list) {
       if (!list.is_array()) return false;
@@ -136,27 +173,31 @@ absl::Status SafetensorsFile::Read(const std::string& name, uint64_t first_eleme
     return absl::NotFoundError(absl::StrCat("'", path_, "' has no tensor '", name, "'"));
   }
   const SafetensorsEntry& entry = found->second;
-  if (entry.dtype != "F32") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", path_, "': tensor '", name, "' is ", entry.dtype, "; only F32 is read"));
+  if (!IsReadable(entry.dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat("'", path_, "': tensor '", name, "' is ",
+                                                   entry.dtype, "; read are F32, F16 and BF16"));
   }
-  const uint64_t elements = (entry.end - entry.begin) / sizeof(float);
+  const size_t size = DTypeBytes(entry.dtype);
+  const uint64_t elements = (entry.end - entry.begin) / size;
   if (first_element > elements || values.size() > elements - first_element) {
     return absl::InvalidArgumentError(absl::StrCat("'", path_, "': tensor '", name, "' has ",
                                                    elements, " elements; ", values.size(), " from ",
                                                    first_element, " on were asked for"));
   }
-  if (!values.empty()) {
-    std::memcpy(values.data(), mapped_ + data_offset_ + entry.begin + first_element * sizeof(float),
-                values.size() * sizeof(float));
-  }
+  if (values.empty()) return absl::OkStatus();
+  const char* bytes = mapped_ + data_offset_ + entry.begin + first_element * size;
+  if (entry.dtype == "F32") std::memcpy(values.data(), bytes, values.size() * size);
+  if (entry.dtype == "F16") ReadWidened(bytes, WidenF16, values);
+  if (entry.dtype == "BF16") ReadWidened(bytes, WidenBf16, values);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
-    const std::string& path, const std::vector<NamedShape>& tensors) {
+    const std::string& path, const std::vector<NamedShape>& tensors,
+    const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   header["__metadata__"] = {{"format", "pt"}};  // what Hugging Face's loaders ask for
+  for (const auto& [key, text] : metadata) header["__metadata__"][key] = text;
   uint64_t offset = 0;
   for (const NamedShape& tensor : tensors) {
     uint64_t elements = 0;
@@ -170,30 +211,12 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the values
 
   auto writer = std::unique_ptr<SafetensorsWriter>(new SafetensorsWriter());
-  writer->path_ = path;
-  writer->temporary_path_ = path + ".part";
   writer->tensors_ = tensors;
-  writer->file_ = std::fopen(writer->temporary_path_.c_str(), "wbe");
-  if (writer->file_ == nullptr) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", writer->temporary_path_, "'"));
-  }
+  ISTHMUS_ASSIGN_OR_RETURN(writer->file_, WholeFile::Create(path));
   const uint64_t length = text.size();
-  ISTHMUS_RETURN_IF_ERROR(writer->WriteBytes(&length, kLengthBytes));
-  ISTHMUS_RETURN_IF_ERROR(writer->WriteBytes(text.data(), text.size()));
+  ISTHMUS_RETURN_IF_ERROR(writer->file_->Write(&length, kLengthBytes));
+  ISTHMUS_RETURN_IF_ERROR(writer->file_->Write(text.data(), text.size()));
   return writer;
-}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (file_ == nullptr) return;
-  std::fclose(file_);
-  unlink(temporary_path_.c_str());
-}
-
-absl::Status SafetensorsWriter::WriteBytes(const void* data, size_t bytes) {
-  if (bytes > 0 && std::fwrite(data, 1, bytes, file_) != bytes) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write '", temporary_path_, "'"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status SafetensorsWriter::Write(absl::Span<const float> values) {
@@ -201,21 +224,12 @@ absl::Status SafetensorsWriter::Write(absl::Span<const float> values) {
   ISTHMUS_CHECK(written_ < tensors_.size() && Elements(tensors_[written_].shape, &elements) &&
                 elements == values.size());
   ++written_;
-  return WriteBytes(values.data(), values.size() * sizeof(float));
+  return file_->Write(values.data(), values.size() * sizeof(float));
 }
 
 absl::Status SafetensorsWriter::Finish() {
   ISTHMUS_CHECK(written_ == tensors_.size());
-  // The bytes are on disk before the name points at them.
-  const bool flushed = std::fflush(file_) == 0 && fsync(fileno(file_)) == 0;
-  const int error = errno;
-  std::fclose(std::exchange(file_, nullptr));
-  if (!flushed || std::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
-    const int reason = flushed ? errno : error;
-    unlink(temporary_path_.c_str());
-    return absl::ErrnoToStatus(reason, absl::StrCat("cannot write '", path_, "'"));
-  }
-  return absl::OkStatus();
+  return file_->Finish();
 }
 
 }  // namespace isthmus

@@ -1,9 +1,9 @@
-// Files of float32 tensors in the safetensors format (github.com/huggingface/safetensors): 8 bytes
-// little endian length of a JSON header, the header, the values row-major and little endian.
+// Files of tensors in the safetensors format (github.com/huggingface/safetensors): 8 bytes little
+// endian length of a JSON header, the header, the values row-major and little endian. Written is
+// float32; read are float32, float16 and bfloat16.
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "worker/whole_file.h"
 
 namespace isthmus {
 
@@ -33,8 +34,12 @@ class SafetensorsFile {
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
-  // Copies elements [first_element, first_element + values.size()) of an F32 tensor.
-  // INVALID_ARGUMENT: another dtype, or elements that it does not have. NOT_FOUND: no such tensor.
+  // The texts that its writer added.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::string& path() const { return path_; }
+  // Elements [first_element, first_element + values.size()) of a tensor of dtype F32, F16 or BF16;
+  // every value of the short ones is one of float32. INVALID_ARGUMENT: another dtype, or elements
+  // that it does not have. NOT_FOUND: no such tensor.
   absl::Status Read(const std::string& name, uint64_t first_element,
                     absl::Span<float> values) const;
 
@@ -47,6 +52,7 @@ class SafetensorsFile {
   size_t mapped_bytes_ = 0;
   size_t data_offset_ = 0;
   std::map<std::string, SafetensorsEntry> entries_;
+  std::map<std::string, std::string> metadata_;
 };
 
 struct NamedShape {
@@ -57,10 +63,11 @@ struct NamedShape {
 // Writes a file, tensor after tensor; it appears under its name when Finish returns OK, whole.
 class SafetensorsWriter {
  public:
+  // `metadata`: texts for readers, beside "format", which every file has.
   // PERMISSION_DENIED / NOT_FOUND ... naming the file.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
-      const std::string& path, const std::vector<NamedShape>& tensors);
-  ~SafetensorsWriter();
+      const std::string& path, const std::vector<NamedShape>& tensors,
+      const std::map<std::string, std::string>& metadata = {});
 
   // All elements of the next tensor, in the order given to Create.
   absl::Status Write(absl::Span<const float> values);
@@ -68,10 +75,8 @@ class SafetensorsWriter {
 
  private:
   SafetensorsWriter() = default;
-  absl::Status WriteBytes(const void* data, size_t bytes);
 
-  std::string path_, temporary_path_;
-  std::FILE* file_ = nullptr;
+  std::unique_ptr<WholeFile> file_;
   std::vector<NamedShape> tensors_;
   size_t written_ = 0;  // tensors
 };

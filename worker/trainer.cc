@@ -18,10 +18,14 @@
 #include "base/status_macros.h"
 #include "spec/manifest.h"
 #include "spec/run_spec.h"
-#include "worker/safetensors.h"
+#include "worker/checkpoint.h"
+#include "worker/whole_file.h"
 
 namespace isthmus {
 namespace {
+
+// A node that is too slow for every round need not say so at every round.
+constexpr int64_t kTellSkippedEveryMs = 10000;
 
 float FloatOfBits(uint32_t bits) {
   float value = 0;
@@ -46,12 +50,16 @@ std::string Printable(std::string text) {
 }  // namespace
 
 absl::Status CheckTrainerFiles(const TrainerOptions& options, int rank) {
-  ISTHMUS_RETURN_IF_ERROR(TextData::Open(options.data).status());
+  ISTHMUS_RETURN_IF_ERROR(CheckDataFiles(options.data, "--data"));
+  if (!options.heldout_data.empty()) {
+    ISTHMUS_RETURN_IF_ERROR(CheckDataFiles(options.heldout_data, "--heldout_data"));
+  }
   if (!options.start_file.empty()) {
-    ISTHMUS_RETURN_IF_ERROR(SafetensorsFile::Open(options.start_file).status());
+    ISTHMUS_RETURN_IF_ERROR(Checkpoint::Open(options.start_file).status());
   }
   if (rank != 0) return absl::OkStatus();
-  std::vector<std::string> files = {options.save_file, options.summary_file};
+  if (!options.save_file.empty()) ISTHMUS_RETURN_IF_ERROR(CheckCanSave(options.save_file));
+  std::vector<std::string> files = {options.summary_file};
   // Opened in place, so it may be a pipe or device that is there.
   if (access(options.metrics_file.c_str(), W_OK) != 0) files.push_back(options.metrics_file);
   for (const std::string& file : files) {
@@ -65,10 +73,20 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
   ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse known, options.client->FetchSpec());
   trainer->spec_ = known.spec();
   trainer->node_ = known.node();
-  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<TextData> text, TextData::Open(options.data));
-  ISTHMUS_ASSIGN_OR_RETURN(RankData data,
-                           RankData::Make(trainer->spec_, known.node(), options.group->rank(),
-                                          options.group->ranks(), std::move(text)));
+  if (options.sample_bytes > 0 && trainer->spec_.data().format() != v1::TOKEN_FORMAT_BYTES) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--sample is ", options.sample_bytes, ", but data.format of the run is ",
+                     v1::TokenFormat_Name(trainer->spec_.data().format()),
+                     "; text can be made only where tokens are bytes"));
+  }
+  RankDataOptions files;
+  files.spec = trainer->spec_;
+  files.node = trainer->node_;
+  files.rank = options.group->rank();
+  files.ranks = options.group->ranks();
+  files.files = options.data;
+  files.heldout_files = options.heldout_data;
+  ISTHMUS_ASSIGN_OR_RETURN(RankData data, RankData::Open(files));
   trainer->data_ = std::make_unique<RankData>(std::move(data));
   if (options.group->rank() == 0) {
     ISTHMUS_ASSIGN_OR_RETURN(
@@ -124,8 +142,10 @@ absl::Status Trainer::Join() {
     range->set_begin(begin);
     range->set_end(end);
   }
-  AddSetting(info, "data_bytes", absl::StrCat(data_->text().tokens()));
-  AddSetting(info, "data_digest", HexPrefix(data_->text().Digest(), 16));
+  AddSetting(info, "data_tokens", absl::StrCat(data_->tokens()));
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string fingerprint, data_->Fingerprint());
+  AddSetting(info, "data_fingerprint", HexPrefix(fingerprint, 16));
+  ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_heldout_sha256(), data_->held_out().Sha256());
   return options_.client->Join(request).status();
 }
 
@@ -156,9 +176,9 @@ absl::StatusOr<std::optional<v1::RoundOpened>> Trainer::NextRound() {
 
 absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
   report_ = RoundReport();
-  ISTHMUS_RETURN_IF_ERROR(data_->text().CheckLengths());
-  ISTHMUS_ASSIGN_OR_RETURN(const double loss,
-                           replica_->ForwardBackward(data_->Step(opened.step())));
+  TellSkipped(/*at_once=*/false);
+  ISTHMUS_ASSIGN_OR_RETURN(const TokenRows rows, data_->Step(opened.step()));
+  ISTHMUS_ASSIGN_OR_RETURN(const double loss, replica_->ForwardBackward(rows));
   // Squares of the gradient, loss: sums over the node.
   std::array<double, 2> sums = {replica_->GradientSquares(), loss};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
@@ -219,10 +239,30 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
   report_.round = record.round();
   report_.step = record.step();
   report_.included = update.included;
+  skipped_.Applied(record.step(), update.included);
+  summary_.skipped_steps = report_.skipped_steps = skipped_.steps();
+  summary_.skipped_sequences = report_.skipped_sequences =
+      skipped_.steps() * spec_.data().sequences_per_node();
   if (update.included) {
     summary_.tokens += data_->tokens_per_step() * static_cast<uint64_t>(options_.group->ranks());
   }
   return absl::OkStatus();
+}
+
+void Trainer::TellSkipped(bool at_once) {
+  if (options_.group->rank() != 0) return;
+  if (!at_once && told_skipped_ms_.has_value() &&
+      clock_.NowMs() - *told_skipped_ms_ < kTellSkippedEveryMs) {
+    return;
+  }
+  const std::optional<SkippedSteps::Gap> gap = skipped_.TakeGap();
+  if (!gap.has_value()) return;
+  told_skipped_ms_ = clock_.NowMs();
+  LogWarning("steps were merged without this node; their samples are skipped",
+             {{"skipped_steps", absl::StrCat(gap->steps)},
+              {"skipped_sequences", absl::StrCat(gap->steps * spec_.data().sequences_per_node())},
+              {"from_step", absl::StrCat(gap->first)},
+              {"to_step", absl::StrCat(gap->last)}});
 }
 
 absl::Status Trainer::CountBytes(RoundReport* report) {
@@ -244,6 +284,7 @@ absl::Status Trainer::Evaluate(RoundReport* report) {
 }
 
 absl::Status Trainer::Finish() {
+  TellSkipped(/*at_once=*/true);
   if (report_.val_loss.has_value() && report_.step == step_) {
     summary_.val_loss = *report_.val_loss;
   } else {

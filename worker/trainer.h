@@ -21,16 +21,18 @@
 #include "worker/process_group.h"
 #include "worker/progress.h"
 #include "worker/rank_client.h"
+#include "worker/rank_data.h"
 #include "worker/replica.h"
-#include "worker/text_data.h"
+#include "worker/skipped_steps.h"
 
 namespace isthmus {
 
 struct TrainerOptions {
   ProcessGroup* group = nullptr;  // both outlive the trainer
   RankClient* client = nullptr;
-  std::string data;        // files, comma-separated; the same bytes on all nodes
-  std::string start_file;  // safetensors; empty: start state from the RunSpec's seed
+  std::string data;          // files and patterns, comma-separated (TokenDataOptions::files)
+  std::string heldout_data;  // of held-out tokens, the same on all nodes; empty: the end of `data`
+  std::string start_file;    // a checkpoint; empty: start state from the RunSpec's seed
   // Written by rank 0; empty: not at all.
   std::string save_file;
   std::string summary_file;
@@ -69,6 +71,8 @@ class Trainer {
   // Applies updates, in order, up to the one of `round`.
   absl::Status ApplyThrough(uint64_t round);
   absl::Status Apply(const RankClient::Update& update);
+  // Logs, by rank 0, what was skipped since it last did; now and then only unless `at_once`.
+  void TellSkipped(bool at_once);
   // The bytes of all ranks so far, after the update: what was sent for it is counted.
   absl::Status CountBytes(RoundReport* report);
   absl::Status Evaluate(RoundReport* report);
@@ -84,6 +88,8 @@ class Trainer {
   uint64_t update_bytes_ = 0;  // of updates; they cross the WAN once for all ranks of a node
   uint64_t applied_round_ = 0;
   uint64_t step_ = 0;
+  SkippedSteps skipped_;
+  std::optional<int64_t> told_skipped_ms_;
   RoundReport report_;  // of the round under way
   TrainSummary summary_;
   int64_t started_ms_ = 0;

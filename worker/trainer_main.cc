@@ -1,5 +1,5 @@
 // The trainer: one process a rank of a node. What it trains, and with which numbers, it learns from
-// its agent. Exit codes:
+// its agent. `trainer --eval_only CHECKPOINT DATA` evaluates what was trained. Exit codes:
 //   0  the run is finished, or SIGTERM or SIGINT
 //   1  it cannot train: a file, the agent's refusal, a lost rank
 //   2  flags or environment
@@ -12,33 +12,50 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/main_flags.h"
 #include "base/status_macros.h"
+#include "worker/eval.h"
 #include "worker/process_group.h"
 #include "worker/rank_client.h"
+#include "worker/token_data.h"
 #include "worker/trainer.h"
 
 ABSL_FLAG(std::string, agent, "", "address of this node's agent: unix:PATH or HOST:PORT");
-ABSL_FLAG(std::string, data, "", "text files, comma-separated; the same bytes on all nodes");
+ABSL_FLAG(std::string, data, "",
+          "data files and patterns of them, comma-separated; the same on all nodes");
+ABSL_FLAG(std::string, heldout_data, "",
+          "files of held-out tokens, the same on all nodes; default: the last part of --data");
 ABSL_FLAG(int, rank, -1, "this process's rank in its node; default: the variable RANK");
 ABSL_FLAG(int, ranks, -1, "ranks of this node; default: the variable WORLD_SIZE");
 ABSL_FLAG(std::string, master_addr, "",
           "host of rank 0, where the ranks meet; default: the variable MASTER_ADDR");
 ABSL_FLAG(int, master_port, -1, "port there; default: the variable MASTER_PORT");
 ABSL_FLAG(std::string, start_file, "",
-          "safetensors file with the start state; default: made from the run's seed");
-ABSL_FLAG(std::string, save, "", "safetensors file for the trained model (rank 0 writes it)");
+          "checkpoint (folder or safetensors) to start from; default: made from the run's seed");
+ABSL_FLAG(std::string, save, "",
+          "FOLDER/ or FILE.safetensors for the trained model (rank 0 writes it)");
 ABSL_FLAG(std::string, summary_file, "", "JSON file for the result (rank 0 writes it)");
 ABSL_FLAG(std::string, metrics_file, "", "file for a JSON line a round (rank 0 writes it)");
 ABSL_FLAG(int, sample, 0, "bytes of text to generate at the end");
 ABSL_FLAG(std::string, sample_prompt, "The ", "what the text begins with");
 ABSL_FLAG(int, threads, 1, "threads to compute with");
+// Without a run.
+ABSL_FLAG(std::string, eval_only, "",
+          "checkpoint to evaluate on --heldout_data, on --data or on the files named after it; "
+          "prints one JSON line; needs no agent");
+ABSL_FLAG(std::string, format, "", "with --eval_only: bytes (default), uint16 or uint32");
+ABSL_FLAG(uint32_t, heldout_permille, 0,
+          "with --eval_only: evaluate the last thousandths of the data; default: all of it");
+ABSL_FLAG(uint32_t, eval_sequences, 0,
+          "with --eval_only: sequences, at equal distances; default: as many as fit");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning or error");
 
 namespace isthmus {
@@ -99,17 +116,87 @@ absl::Status ReadGroupFlags(ProcessGroupOptions* options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckFlags() {
+absl::Status CheckThreads() {
+  if (absl::GetFlag(FLAGS_threads) >= 1 && absl::GetFlag(FLAGS_threads) <= kTrainerThreadsMax) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--threads is ", absl::GetFlag(FLAGS_threads),
+                                                 "; it must be 1 to ", kTrainerThreadsMax));
+}
+
+// `words`: arguments that are no flags; a shell makes several of one pattern.
+absl::StatusOr<EvalOptions> ReadEvalFlags(const std::vector<std::string>& words) {
+  ISTHMUS_RETURN_IF_ERROR(CheckThreads());
+  EvalOptions options;
+  options.checkpoint = absl::GetFlag(FLAGS_eval_only);
+  options.data = absl::GetFlag(FLAGS_data);
+  if (!words.empty()) {
+    if (!options.data.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--data names files, and so does '", words.front(), "'; give one of them"));
+    }
+    options.data = absl::StrJoin(words, ",");
+  }
+  if (const std::string held_out = absl::GetFlag(FLAGS_heldout_data); !held_out.empty()) {
+    options.data = held_out;
+    options.flag = "--heldout_data";
+  }
+  if (options.data.empty()) {
+    return absl::InvalidArgumentError(
+        "--eval_only has no data; name files after the checkpoint, or as --data");
+  }
+  if (const std::string format = absl::GetFlag(FLAGS_format); !format.empty()) {
+    ISTHMUS_ASSIGN_OR_RETURN(options.format, ParseTokenFormat(format));
+  }
+  if (const uint32_t permille = absl::GetFlag(FLAGS_heldout_permille); permille != 0) {
+    if (permille > 1000) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--heldout_permille is ", permille, "; it must be 1 to 1000"));
+    }
+    options.heldout_permille = permille;
+  }
+  options.eval_sequences = absl::GetFlag(FLAGS_eval_sequences);
+  if (options.eval_sequences > kSequencesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--eval_sequences is ", options.eval_sequences,
+                                                   "; it must be at most ", kSequencesMax));
+  }
+  return options;
+}
+
+int EvalOnly(const std::vector<std::string>& words) {
+  const absl::StatusOr<EvalOptions> options = ReadEvalFlags(words);
+  if (!options.ok()) {
+    std::fprintf(stderr, "trainer: %s\n", std::string(options.status().message()).c_str());
+    return kExitFlags;
+  }
+  SetTorchThreads(absl::GetFlag(FLAGS_threads));
+  const absl::StatusOr<EvalResult> result = Evaluate(*options);
+  if (!result.ok()) {
+    std::fprintf(stderr, "trainer: %s\n", std::string(result.status().message()).c_str());
+    return 1;
+  }
+  std::printf("%s\n", EvalJson(*result).c_str());
+  return 0;
+}
+
+absl::Status CheckFlags(const std::vector<std::string>& words) {
+  if (!words.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", words.front(), "' is no flag; flags begin with --"));
+  }
+  if (!absl::GetFlag(FLAGS_format).empty() || absl::GetFlag(FLAGS_heldout_permille) != 0 ||
+      absl::GetFlag(FLAGS_eval_sequences) != 0) {
+    return absl::InvalidArgumentError(
+        "--format, --heldout_permille and --eval_sequences are for --eval_only; a run has them in "
+        "its spec, as data.format and so on");
+  }
   if (absl::GetFlag(FLAGS_agent).empty()) {
     return absl::InvalidArgumentError("--agent is not set; it is unix:PATH or HOST:PORT");
   }
   if (absl::GetFlag(FLAGS_data).empty()) {
-    return absl::InvalidArgumentError("--data is not set; name one or more text files");
+    return absl::InvalidArgumentError("--data is not set; name one or more data files");
   }
-  if (absl::GetFlag(FLAGS_threads) < 1 || absl::GetFlag(FLAGS_threads) > kTrainerThreadsMax) {
-    return absl::InvalidArgumentError(absl::StrCat("--threads is ", absl::GetFlag(FLAGS_threads),
-                                                   "; it must be 1 to ", kTrainerThreadsMax));
-  }
+  ISTHMUS_RETURN_IF_ERROR(CheckThreads());
   if (absl::GetFlag(FLAGS_sample) < 0 || absl::GetFlag(FLAGS_sample) > kSampleBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("--sample is ", absl::GetFlag(FLAGS_sample),
                                                    "; it must be 0 to ", kSampleBytesMax));
@@ -128,6 +215,7 @@ const char* StopReason() {
 TrainerOptions ReadTrainerOptions() {
   TrainerOptions options;
   options.data = absl::GetFlag(FLAGS_data);
+  options.heldout_data = absl::GetFlag(FLAGS_heldout_data);
   options.start_file = absl::GetFlag(FLAGS_start_file);
   options.save_file = absl::GetFlag(FLAGS_save);
   options.summary_file = absl::GetFlag(FLAGS_summary_file);
@@ -177,8 +265,9 @@ int Main(int argc, char** argv) {
   const Program program = {"trainer", kVersion,
                            "one rank of a node: trains the model of its agent's run"};
   ProcessGroupOptions group;
-  absl::Status flags = ReadFlags(program, argc, argv);
-  if (flags.ok()) flags = CheckFlags();
+  const std::vector<std::string> words = ReadFlagsAndWords(program, argc, argv);
+  if (!absl::GetFlag(FLAGS_eval_only).empty()) return EvalOnly(words);
+  absl::Status flags = CheckFlags(words);
   if (flags.ok()) flags = ReadGroupFlags(&group);
   if (flags.ok()) flags = CheckProcessGroupOptions(group);
   if (!flags.ok()) {

@@ -1,19 +1,19 @@
-// The trainer's files: text as tokens, safetensors, metrics. No torch.
+// The trainer's files: safetensors, metrics. No torch.
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <set>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "spec/run_spec.h"
 #include "worker/progress.h"
 #include "worker/safetensors.h"
-#include "worker/text_data.h"
+#include "worker/whole_file.h"
 
 namespace isthmus {
 namespace {
@@ -28,130 +28,6 @@ std::string ReadFile(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path, std::ios::binary).rdbuf();
   return text.str();
-}
-
-v1::RunSpec Spec() {
-  auto spec = ParseRunSpec(R"(
-      run: "files" seed: 3 steps: 100
-      nodes { name: "a" } nodes { name: "b" data_parts: 2 }
-      model { layers: 1 heads: 1 width: 8 context: 10 vocab: 256 }
-      data { sequences_per_node: 4 eval_sequences: 40 heldout_permille: 100 }
-      optimizer { lr: 0.01 })");
-  EXPECT_TRUE(spec.ok()) << spec.status();
-  return *std::move(spec);
-}
-
-// Text whose position can be read from any four of its bytes: 4-byte little endian counters.
-std::string Counters(size_t bytes) {
-  std::string text;
-  for (uint32_t i = 0; text.size() < bytes; ++i) text.append(reinterpret_cast<char*>(&i), 4);
-  text.resize(bytes);
-  return text;
-}
-
-absl::StatusOr<RankData> Open(const v1::RunSpec& spec, const std::string& node, int rank, int ranks,
-                              const std::string& path) {
-  auto text = TextData::Open(path);
-  if (!text.ok()) return text.status();
-  return RankData::Make(spec, node, rank, ranks, *std::move(text));
-}
-
-TEST(TextData, ReadsAcrossFiles) {
-  const std::string paths =
-      WriteFile("one", "abc") + "," + WriteFile("two", "de") + "," + WriteFile("three", "fghi");
-  auto text = TextData::Open(paths);
-  ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_EQ((*text)->tokens(), 9u);
-  for (uint64_t first = 0; first <= 9; ++first) {
-    for (size_t count = 0; first + count <= 9; ++count) {
-      std::vector<uint8_t> out(count);
-      (*text)->Read(first, absl::MakeSpan(out));
-      EXPECT_EQ(std::string(out.begin(), out.end()), std::string("abcdefghi").substr(first, count));
-    }
-  }
-  auto same = TextData::Open(WriteFile("whole", "abcdefghi"));
-  EXPECT_EQ((*text)->Digest(), (*same)->Digest());
-}
-
-TEST(TextData, RefusesFilesThatAreNoText) {
-  EXPECT_EQ(TextData::Open("/nonexistent/text").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_NE(TextData::Open(WriteFile("empty", "")).status().message().find("is empty"),
-            std::string::npos);
-  EXPECT_NE(TextData::Open(testing::TempDir()).status().message().find("not a regular file"),
-            std::string::npos);
-  EXPECT_EQ(TextData::Open(",").status().message(), "no data file is named");
-}
-
-TEST(RankData, RanksTakeTheNodesSequencesInOrder) {
-  const v1::RunSpec spec = Spec();
-  const std::string path = WriteFile("counters", Counters(8000));
-  for (const std::string node : {"a", "b"}) {
-    auto whole = Open(spec, node, 0, 1, path);
-    ASSERT_TRUE(whole.ok()) << whole.status();
-    for (uint64_t step = 1; step <= 5; ++step) {
-      std::vector<uint8_t> joined;
-      for (int rank = 0; rank < 2; ++rank) {
-        auto part = Open(spec, node, rank, 2, path);
-        const TextRows rows = part->Step(step);
-        EXPECT_EQ(rows.sequences, 2);
-        EXPECT_EQ(rows.tokens.size(), 2u * 11);
-        joined.insert(joined.end(), rows.tokens.begin(), rows.tokens.end());
-      }
-      EXPECT_EQ(joined, whole->Step(step).tokens);
-    }
-  }
-}
-
-TEST(RankData, NodesNeverReadTheSamePlacesNorTheHeldOutPart) {
-  const v1::RunSpec spec = Spec();
-  const std::string text = Counters(8000);
-  const std::string path = WriteFile("disjoint", text);
-  std::map<std::string, std::set<size_t>> places;
-  for (const std::string node : {"a", "b"}) {
-    auto data = Open(spec, node, 0, 1, path);
-    for (uint64_t step = 1; step <= 300; ++step) {
-      const TextRows rows = data->Step(step);
-      for (int64_t row = 0; row < rows.sequences; ++row) {
-        const std::string bytes(rows.tokens.begin() + row * 11,
-                                rows.tokens.begin() + row * 11 + 11);
-        const size_t place = text.find(bytes);
-        ASSERT_NE(place, std::string::npos);
-        for (size_t i = 0; i < 11; ++i) places[node].insert(place + i);
-      }
-    }
-  }
-  EXPECT_GT(places["a"].size(), 1000u);
-  EXPECT_LT(*places["a"].rbegin(), *places["b"].begin());
-  EXPECT_LT(*places["b"].rbegin(), 7200u);
-}
-
-TEST(RankData, EvaluationIsTheSameForAnyNumberOfRanks) {
-  const v1::RunSpec spec = Spec();
-  const std::string path = WriteFile("evaluation", Counters(8000));
-  std::map<int, std::multiset<std::vector<uint8_t>>> seen;
-  for (int ranks : {1, 2, 4}) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      auto data = Open(spec, rank % 2 == 0 ? "a" : "b", rank, ranks, path);
-      for (uint64_t i = 0; i < data->EvaluationBatches(); ++i) {
-        const TextRows rows = data->Evaluation(i);
-        for (int64_t row = 0; row < rows.sequences; ++row) {
-          seen[ranks].insert({rows.tokens.begin() + row * 11, rows.tokens.begin() + row * 11 + 11});
-        }
-      }
-    }
-    EXPECT_EQ(seen[ranks].size(), 40u);
-    EXPECT_EQ(seen[ranks], seen[1]);
-  }
-}
-
-TEST(RankData, RefusesWhatCannotBeDealtOut) {
-  const v1::RunSpec spec = Spec();
-  const std::string path = WriteFile("refused", Counters(8000));
-  EXPECT_EQ(Open(spec, "a", 0, 3, path).status().message(),
-            "data.sequences_per_node of the run is 4; the 3 ranks of this node need a multiple of "
-            "3 so that each has an equal part");
-  EXPECT_NE(Open(spec, "c", 0, 1, path).status().message().find("'c'"), std::string::npos);
-  EXPECT_FALSE(Open(spec, "a", 0, 1, WriteFile("short", Counters(30))).ok());
 }
 
 TEST(Safetensors, ComesBackAsItWasWritten) {
@@ -211,12 +87,46 @@ TEST(Safetensors, RefusesDamagedFiles) {
     const auto file = SafetensorsFile::Open(WriteFile("bad", bytes));
     EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument) << bytes;
   }
+}
+
+// Values by the definitions of IEEE 754 binary16 and of bfloat16.
+TEST(Safetensors, ReadsShortFloats) {
+  const auto read = [](const std::string& dtype, const std::vector<uint16_t>& bits) {
+    const std::string header = R"({"a":{"dtype":")" + dtype + R"(","shape":[)" +
+                               std::to_string(bits.size()) + R"(],"data_offsets":[0,)" +
+                               std::to_string(2 * bits.size()) + "]}}";
+    const std::string data(reinterpret_cast<const char*>(bits.data()), 2 * bits.size());
+    auto file = SafetensorsFile::Open(WriteFile(dtype, File(header, data)));
+    EXPECT_TRUE(file.ok()) << file.status();
+    std::vector<float> values(bits.size() - 1);
+    EXPECT_TRUE((*file)->Read("a", 1, absl::MakeSpan(values)).ok());
+    EXPECT_FALSE((*file)->Read("a", 2, absl::MakeSpan(values)).ok());
+    return values;
+  };
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(read("BF16", {0, 0x3f80, 0xc000, 0x0001, 0x7f80}),
+            (std::vector<float>{1, -2, 0x1p-133f, kInf}));
+  EXPECT_EQ(read("F16", {0, 0x3c00, 0xc000, 0x0001, 0x83ff, 0x0400, 0x7bff, 0xfc00, 0x3555}),
+            (std::vector<float>{1, -2, 0x1p-24f, -1023 * 0x1p-24f, 0x1p-14f, 65504, -kInf,
+                                1365 * 0x1p-12f}));
+  EXPECT_TRUE(std::isnan(read("F16", {0, 0x7e00})[0]));
+  EXPECT_TRUE(std::isnan(read("BF16", {0, 0x7fc0})[0]));
   auto other = SafetensorsFile::Open(WriteFile(
-      "bf16", File(R"({"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}})", "12345678")));
-  ASSERT_TRUE(other.ok()) << other.status();
+      "f64", File(R"({"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}})", "12345678")));
   std::vector<float> values(1);
-  EXPECT_NE((*other)->Read("a", 0, absl::MakeSpan(values)).message().find("is BF16; only F32"),
+  EXPECT_NE((*other)->Read("a", 0, absl::MakeSpan(values)).message().find("is F64; read are F32"),
             std::string::npos);
+}
+
+TEST(Safetensors, KeepsTextsOfTheWriter) {
+  const std::string path = testing::TempDir() + "/texts.safetensors";
+  auto writer = SafetensorsWriter::Create(path, {{"a", {1}}}, {{"config", "{\"x\": \"\\n\"}"}});
+  ASSERT_TRUE((*writer)->Write({1}).ok());
+  ASSERT_TRUE((*writer)->Finish().ok());
+  auto file = SafetensorsFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->metadata().at("format"), "pt");
+  EXPECT_EQ((*file)->metadata().at("config"), "{\"x\": \"\\n\"}");
 }
 
 TEST(Progress, ShowsHeldOutLossOnceAndBytesARound) {
@@ -241,7 +151,7 @@ TEST(Progress, ShowsHeldOutLossOnceAndBytesARound) {
   EXPECT_EQ(text.find("  held-out", shown + 1), std::string::npos) << text;
 }
 
-TEST(Progress, TellsWhetherAFileCanBeMade) {
+TEST(WholeFile, TellsWhetherAFileCanBeMade) {
   EXPECT_TRUE(CheckCanWrite(testing::TempDir() + "/new").ok());
   EXPECT_TRUE(CheckCanWrite("new").ok());
   EXPECT_EQ(CheckCanWrite("/nowhere/new").code(), absl::StatusCode::kNotFound);

@@ -65,6 +65,22 @@ TEST_F(RankGroupTest, IsCompleteWhenAllRanksAreThereInAnyOrder) {
   EXPECT_FALSE(join.has_rank());
 }
 
+TEST_F(RankGroupTest, RanksHoldOutTheSameTokensAndTheNodeSaysWhich) {
+  v1::JoinRunRequest request = Request(0);
+  request.set_heldout_sha256("short");
+  ExpectRefused(request, kInvalid, "heldout_sha256");
+  request.set_heldout_sha256(std::string(32, 'h'));
+  ASSERT_TRUE(Admit(request).ok());
+  request = Request(1);
+  request.set_heldout_sha256(std::string(32, 'i'));
+  ExpectRefused(request, kPrecondition,
+                "rank 1 holds out tokens 696969696969, rank 0 of node a holds out 686868686868");
+  ExpectRefused(Request(1), kPrecondition, "rank 1 holds out tokens , ");
+  request.set_heldout_sha256(std::string(32, 'h'));
+  ASSERT_TRUE(Admit(request).ok());
+  EXPECT_EQ(group_.NodeJoin().heldout_sha256(), std::string(32, 'h'));
+}
+
 TEST_F(RankGroupTest, RefusesAMalformedRequest) {
   v1::JoinRunRequest request = Request(0);
   request.set_run("other");

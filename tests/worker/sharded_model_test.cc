@@ -38,7 +38,7 @@ void Collect(const ShardedModel& model, double loss, int ranks, Result* result) 
 }
 
 Result Gpt2Gradients(const v1::RunSpec& spec, int ranks, bool reshard, int repeats = 1) {
-  const TextRows rows = RandomRows(6, spec.model().context(), 11);
+  const TokenRows rows = RandomRows(6, spec.model().context(), 11);
   Result result;
   RunRanks(ranks, [&](ProcessGroup* group) {
     auto model = MakeGpt2(spec.model());
@@ -169,7 +169,7 @@ Result RowsGradients(int64_t rows, bool skip, int ranks) {
                     })
                     .ok());
     // 24 rows of input over all ranks.
-    const TextRows all = RandomRows(24, rows, 3);
+    const TokenRows all = RandomRows(24, rows, 3);
     Batch batch = ToBatch(RowsOfRank(all, group->rank(), ranks));
     auto loss = (*sharded)->ForwardBackward(batch);
     ASSERT_TRUE(loss.ok()) << loss.status();

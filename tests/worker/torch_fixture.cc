@@ -45,9 +45,9 @@ void RunRanks(int ranks, const std::function<void(ProcessGroup* group)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TextRows RandomRows(int64_t sequences, int64_t length, uint64_t seed) {
+TokenRows RandomRows(int64_t sequences, int64_t length, uint64_t seed) {
   std::mt19937_64 random(seed);
-  TextRows rows;
+  TokenRows rows;
   rows.sequences = sequences;
   rows.length = length;
   for (int64_t i = 0; i < sequences * (length + 1); ++i) {
@@ -56,8 +56,8 @@ TextRows RandomRows(int64_t sequences, int64_t length, uint64_t seed) {
   return rows;
 }
 
-TextRows RowsOfRank(const TextRows& rows, int rank, int ranks) {
-  TextRows mine;
+TokenRows RowsOfRank(const TokenRows& rows, int rank, int ranks) {
+  TokenRows mine;
   mine.sequences = rows.sequences / ranks;
   mine.length = rows.length;
   const auto begin = rows.tokens.begin() + rank * mine.sequences * (rows.length + 1);

@@ -9,7 +9,7 @@
 #include "isthmus/v1/run_spec.pb.h"
 #include "worker/model.h"
 #include "worker/process_group.h"
-#include "worker/text_data.h"
+#include "worker/rank_data.h"
 
 namespace isthmus {
 
@@ -23,9 +23,9 @@ std::string WriteText(const std::string& name, size_t bytes, uint64_t seed);
 void RunRanks(int ranks, const std::function<void(ProcessGroup* group)>& body);
 
 // Random rows of tokens below 256.
-TextRows RandomRows(int64_t sequences, int64_t length, uint64_t seed);
+TokenRows RandomRows(int64_t sequences, int64_t length, uint64_t seed);
 
 // Rows [rank * n, (rank + 1) * n) with n = sequences / ranks.
-TextRows RowsOfRank(const TextRows& rows, int rank, int ranks);
+TokenRows RowsOfRank(const TokenRows& rows, int rank, int ranks);
 
 }  // namespace isthmus
