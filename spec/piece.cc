@@ -127,7 +127,7 @@ void PieceWriter::Append(uint64_t chunk, const Components& components) {
       is_contribution ? ContributionChunkBytes(place.shape, place.k)
                       : MergedChunkBytes(place.shape, static_cast<uint32_t>(components.size()));
   if (chunk != next_chunk_ || kPieceHeaderBytes + body_.size() + bytes > piece_bytes_max_) Close();
-  if (body_.empty()) first_chunk_ = chunk;
+  if (next_chunk_ == first_chunk_) first_chunk_ = chunk;
   if (is_contribution) {
     AppendContributionChunk(place.shape, place.k, components, &body_);
   } else {
@@ -137,7 +137,7 @@ void PieceWriter::Append(uint64_t chunk, const Components& components) {
 }
 
 void PieceWriter::Close() {
-  if (body_.empty()) return;  // every chunk has at least one byte
+  if (next_chunk_ == first_chunk_) return;  // a chunk may have no byte, so bytes do not tell
   std::string piece(kMagic);
   AppendU32(static_cast<uint32_t>(codec_), &piece);
   AppendU32(static_cast<uint32_t>(first_chunk_), &piece);
@@ -148,11 +148,12 @@ void PieceWriter::Close() {
   ISTHMUS_CHECK(piece.size() <= kPieceBytesMax);
   pieces_.push_back(std::move(piece));
   body_.clear();
+  first_chunk_ = next_chunk_;
 }
 
 std::vector<std::string> PieceWriter::Finish() {
   Close();
-  next_chunk_ = 0;
+  first_chunk_ = next_chunk_ = 0;
   return std::exchange(pieces_, {});
 }
 

@@ -60,13 +60,13 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Make(const ReplicaOptions& opt
   ISTHMUS_ASSIGN_OR_RETURN(replica->model_, ShardedModel::Make(std::move(model), sharding));
   ISTHMUS_RETURN_IF_ERROR(replica->FillStartState());
 
-  DemoShardOptions method;
+  MethodOptions method;
   method.grid = &replica->model_->grid();
   method.codec = options.spec.codec();
+  method.optimizer = options.spec.optimizer();
   method.threads = options.threads;
-  ISTHMUS_ASSIGN_OR_RETURN(DemoShard shard,
-                           DemoShard::Make(method, AsConst(replica->model_->parameters())));
-  replica->shard_ = std::make_unique<DemoShard>(std::move(shard));
+  ISTHMUS_ASSIGN_OR_RETURN(replica->method_,
+                           MakeMethod(method, AsConst(replica->model_->parameters())));
   return replica;
 }
 
@@ -86,9 +86,27 @@ absl::Status Replica::FillStartState() {
 }
 
 absl::StatusOr<std::string> Replica::StateSha256(uint64_t step) {
+  const std::vector<TensorPart<const float>> parameters = AsConst(model_->parameters());
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string root, RootOf(parameters, step));
+  std::string more;
+  const UpdateStep& state = method_->update_step();
+  for (const auto* moments : {&state.first_moments(), &state.second_moments()}) {
+    if (!state.has_moments()) continue;
+    std::vector<TensorPart<const float>> parts = parameters;
+    for (size_t i = 0; i < parts.size(); ++i) parts[i].data = (*moments)[i];
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string root_of_moments, RootOf(parts, step));
+    more += root_of_moments;
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string frozen, FrozenSha256());
+  more += frozen;
+  return more.empty() ? root : Sha256Of(root + more);
+}
+
+absl::StatusOr<std::string> Replica::RootOf(const std::vector<TensorPart<const float>>& parts,
+                                            uint64_t step) {
   const Grid& grid = model_->grid();
   std::string hashes(grid.blocks().size() * kSha256Bytes, '\0');
-  for (const TensorPart<const float>& part : AsConst(model_->parameters())) {
+  for (const TensorPart<const float>& part : parts) {
     ISTHMUS_ASSIGN_OR_RETURN(
         const BlockSpan blocks,
         BlocksOfPart(grid, {part.tensor, part.first_element, part.data.size()}));
@@ -96,9 +114,7 @@ absl::StatusOr<std::string> Replica::StateSha256(uint64_t step) {
     std::copy(own.begin(), own.end(), hashes.begin() + blocks.first * kSha256Bytes);
   }
   ISTHMUS_RETURN_IF_ERROR(options_.group->JoinBytes(&hashes));
-  const std::string root = StateRoot(grid, hashes, step);
-  ISTHMUS_ASSIGN_OR_RETURN(const std::string frozen, FrozenSha256());
-  return frozen.empty() ? root : Sha256Of(root + frozen);
+  return StateRoot(grid, hashes, step);
 }
 
 absl::StatusOr<std::string> Replica::FrozenSha256() {
@@ -139,7 +155,7 @@ absl::Status Replica::Save(const std::string& path) {
 }
 
 absl::StatusOr<double> Replica::ForwardBackward(const TokenRows& rows) {
-  return model_->ForwardBackward(ToBatch(rows));
+  return model_->ForwardBackward(ToBatch(rows), options_.micro_batch);
 }
 
 double Replica::GradientSquares() const {
@@ -170,13 +186,13 @@ int Replica::NonFiniteTensor() const {
 
 absl::StatusOr<std::vector<std::string>> Replica::Encode(uint64_t round, float lr, double scale) {
   if (scale != 1.0) model_->ScaleGradients(static_cast<float>(scale));
-  return shard_->Encode(round, lr, model_->gradients());
+  return method_->Encode(round, lr, model_->gradients());
 }
 
-absl::Status Replica::Apply(float lr, float weight_decay, const std::vector<std::string>& pieces) {
+absl::Status Replica::Apply(const UpdateRates& rates, const std::vector<std::string>& pieces) {
   std::vector<const std::string*> views;
   for (const std::string& piece : pieces) views.push_back(&piece);
-  ISTHMUS_RETURN_IF_ERROR(shard_->Apply(lr, weight_decay, views, model_->parameters()));
+  ISTHMUS_RETURN_IF_ERROR(method_->Apply(rates, views, model_->parameters()));
   model_->ParametersChanged();
   return absl::OkStatus();
 }

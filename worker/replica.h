@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "isthmus/v1/run_spec.pb.h"
-#include "worker/methods/demo_shard.h"
+#include "worker/methods/method.h"
 #include "worker/process_group.h"
 #include "worker/rank_data.h"
 #include "worker/sharded_model.h"
@@ -25,6 +25,8 @@ struct ReplicaOptions {
   // Checkpoint (worker/checkpoint.h) with the start state; empty: from the spec's seed.
   std::string start_file;
   int threads = 1;
+  // Sequences that a rank computes at a time; their gradients are added up. 0: all of its rows.
+  int64_t micro_batch = 0;
 };
 
 class Replica {
@@ -34,7 +36,7 @@ class Replica {
 
   ShardedModel& model() { return *model_; }
   // The chunks this rank holds, ascending, disjoint.
-  const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return shard_->ranges(); }
+  const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return method_->ranges(); }
 
   // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h). Frozen tensors, if
   // there are any, are hashed with it: nodes that differ in them must not join one run.
@@ -50,9 +52,9 @@ class Replica {
   int NonFiniteTensor() const;
   // Scales the gradient by `scale` and encodes it: the pieces to send.
   absl::StatusOr<std::vector<std::string>> Encode(uint64_t round, float lr, double scale);
-  void Settle(uint64_t round, bool included) { shard_->Settle(round, included); }
+  void Settle(uint64_t round, bool included) { method_->Settle(round, included); }
   // Applies a committed update; none: a void one.
-  absl::Status Apply(float lr, float weight_decay, const std::vector<std::string>& pieces);
+  absl::Status Apply(const UpdateRates& rates, const std::vector<std::string>& pieces);
 
   // All ranks: mean loss of the held-out sequences, in nats a token.
   absl::StatusOr<double> HeldOutLoss(const RankData& data);
@@ -63,11 +65,14 @@ class Replica {
  private:
   Replica(const ReplicaOptions& options) : options_(options) {}
   absl::Status FillStartState();
+  // All ranks: the root hash of values that lie as the parameters do.
+  absl::StatusOr<std::string> RootOf(const std::vector<TensorPart<const float>>& parts,
+                                     uint64_t step);
   absl::StatusOr<std::string> FrozenSha256();
 
   ReplicaOptions options_;
   std::unique_ptr<ShardedModel> model_;
-  std::unique_ptr<DemoShard> shard_;
+  std::unique_ptr<Method> method_;
   std::string frozen_sha256_;
 };
 

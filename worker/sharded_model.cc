@@ -1,6 +1,7 @@
 #include "worker/sharded_model.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -208,8 +209,7 @@ absl::StatusOr<at::Tensor> ShardedModel::StageBackward(size_t stage, const Kept&
     places.push_back(place);
   }
   torch::autograd::variable_list found(wanted.size());
-  const bool last = stage + 1 == model_.stages.size();
-  if (kept.output.requires_grad() && !wanted.empty() && (last || grad_output.defined())) {
+  if (kept.output.requires_grad() && !wanted.empty() && grad_output.defined()) {
     found = torch::autograd::grad({kept.output}, wanted, {grad_output}, std::nullopt, false,
                                   /*allow_unused=*/true);
   }
@@ -227,9 +227,9 @@ absl::StatusOr<at::Tensor> ShardedModel::StageBackward(size_t stage, const Kept&
   return kept.input.defined() ? found.front() : at::Tensor();
 }
 
-absl::Status ShardedModel::RunBackward(std::vector<Kept> kept) {
-  for (const auto& unit : units_) unit->ZeroGradient();
-  at::Tensor grad_output;
+absl::Status ShardedModel::RunBackward(std::vector<Kept> kept, double share) {
+  // The last stage's output is the loss.
+  at::Tensor grad_output = at::full_like(kept.back().output, share);
   for (size_t stage = model_.stages.size(); stage-- > 0;) {
     ISTHMUS_RETURN_IF_ERROR(FinishGather(stage));
     if (stage > 0) StartGather(stage - 1);
@@ -248,13 +248,23 @@ absl::Status ShardedModel::RunBackward(std::vector<Kept> kept) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> ShardedModel::ForwardBackward(const Batch& batch) {
+absl::StatusOr<double> ShardedModel::ForwardBackward(const Batch& batch, int64_t micro_batch) {
   double loss = 0;
   ISTHMUS_RETURN_IF_ERROR(CatchTorch("forward and backward", [&]() -> absl::Status {
-    std::vector<Kept> kept;
-    ISTHMUS_ASSIGN_OR_RETURN(at::Tensor output, RunForward(batch, &kept));
-    loss = output.item<double>();
-    return RunBackward(std::move(kept));
+    for (const auto& unit : units_) unit->ZeroGradient();
+    const int64_t sequences = batch.tokens.size(0);
+    const int64_t at_once = micro_batch > 0 ? std::min(micro_batch, sequences) : sequences;
+    for (int64_t first = 0; first < sequences; first += at_once) {
+      const int64_t count = std::min(at_once, sequences - first);
+      const Batch part = {batch.tokens.narrow(0, first, count),
+                          batch.targets.narrow(0, first, count)};
+      const double share = static_cast<double>(count) / static_cast<double>(sequences);
+      std::vector<Kept> kept;
+      ISTHMUS_ASSIGN_OR_RETURN(const at::Tensor output, RunForward(part, &kept));
+      loss += share * output.item<double>();
+      ISTHMUS_RETURN_IF_ERROR(RunBackward(std::move(kept), share));
+    }
+    return absl::OkStatus();
   }));
   return loss;
 }

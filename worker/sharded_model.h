@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "spec/grid.h"
-#include "worker/methods/demo_shard.h"
+#include "worker/held_part.h"
 #include "worker/model.h"
 #include "worker/process_group.h"
 #include "worker/sharded_unit.h"
@@ -56,8 +56,10 @@ class ShardedModel {
   std::vector<TensorPart<const float>> gradients() const;
   void ScaleGradients(float scale);
 
-  // Mean loss of this rank's batch; gradients() is the mean over the ranks' batches.
-  absl::StatusOr<double> ForwardBackward(const Batch& batch);
+  // Mean loss of this rank's batch; gradients() is the mean over the ranks' batches. With
+  // `micro_batch` > 0 so many sequences are computed at a time, and their gradients added up in
+  // order: the same mean, with less memory.
+  absl::StatusOr<double> ForwardBackward(const Batch& batch, int64_t micro_batch = 0);
   // The last stage's output, without gradients.
   absl::StatusOr<at::Tensor> Forward(const Batch& batch);
 
@@ -85,7 +87,8 @@ class ShardedModel {
   void FreeAfter(size_t stage, size_t next);
   std::vector<at::Tensor> StageTensors(size_t stage) const;
   absl::StatusOr<at::Tensor> RunForward(const Batch& batch, std::vector<Kept>* kept);
-  absl::Status RunBackward(std::vector<Kept> kept);
+  // Adds `share` times the gradient of what forward kept.
+  absl::Status RunBackward(std::vector<Kept> kept, double share);
   absl::StatusOr<at::Tensor> StageBackward(size_t stage, const Kept& kept,
                                            const at::Tensor& grad_output);
 

@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "spec/grid.h"
-#include "worker/methods/demo_shard.h"
+#include "worker/held_part.h"
 
 namespace isthmus {
 

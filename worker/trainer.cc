@@ -98,6 +98,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
   replica.group = options.group;
   replica.start_file = options.start_file;
   replica.threads = options.threads;
+  replica.micro_batch = options.micro_batch;
   ISTHMUS_ASSIGN_OR_RETURN(trainer->replica_, Replica::Make(replica));
   trainer->summary_.dense_bytes_per_round =
       trainer->replica_->model().grid().elements() * sizeof(float);
@@ -198,7 +199,9 @@ absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
     return absl::OkStatus();
   }
   const double norm = std::sqrt(sums[0]);
-  const double limit = spec_.optimizer().clip_norm();
+  // The gradient of codec "dense" is clipped after the merge, by the merged norm.
+  const bool clip_here = spec_.codec().kind() != v1::CODEC_KIND_DENSE;
+  const double limit = clip_here ? spec_.optimizer().clip_norm() : 0;
   const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
   auto pieces = replica_->Encode(opened.round(), FloatOfBits(opened.lr_bits()), scale);
   if (!pieces.ok()) {
@@ -229,9 +232,9 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
                                             "; the next one here is ", applied_round_ + 1));
   }
   replica_->Settle(record.round(), update.included);
-  ISTHMUS_RETURN_IF_ERROR(replica_->Apply(FloatOfBits(record.lr_bits()),
-                                          FloatOfBits(record.weight_decay_bits()),
-                                          update.committed->pieces));
+  const UpdateRates rates = {FloatOfBits(record.lr_bits()), FloatOfBits(record.weight_decay_bits()),
+                             FloatOfBits(record.norm_bits())};
+  ISTHMUS_RETURN_IF_ERROR(replica_->Apply(rates, update.committed->pieces));
   applied_round_ = record.round();
   step_ = record.step();
   ++summary_.rounds;

@@ -47,6 +47,8 @@ ABSL_FLAG(std::string, metrics_file, "", "file for a JSON line a round (rank 0 w
 ABSL_FLAG(int, sample, 0, "bytes of text to generate at the end");
 ABSL_FLAG(std::string, sample_prompt, "The ", "what the text begins with");
 ABSL_FLAG(int, threads, 1, "threads to compute with");
+ABSL_FLAG(int, micro_batch, 0,
+          "sequences a rank computes at a time, their gradients added up; 0: all of a step's");
 // Without a run.
 ABSL_FLAG(std::string, eval_only, "",
           "checkpoint to evaluate on --heldout_data, on --data or on the files named after it; "
@@ -196,6 +198,10 @@ absl::Status CheckFlags(const std::vector<std::string>& words) {
   if (absl::GetFlag(FLAGS_data).empty()) {
     return absl::InvalidArgumentError("--data is not set; name one or more data files");
   }
+  if (absl::GetFlag(FLAGS_micro_batch) < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--micro_batch is ", absl::GetFlag(FLAGS_micro_batch), "; it must be 0 or more"));
+  }
   ISTHMUS_RETURN_IF_ERROR(CheckThreads());
   if (absl::GetFlag(FLAGS_sample) < 0 || absl::GetFlag(FLAGS_sample) > kSampleBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("--sample is ", absl::GetFlag(FLAGS_sample),
@@ -223,6 +229,7 @@ TrainerOptions ReadTrainerOptions() {
   options.sample_bytes = absl::GetFlag(FLAGS_sample);
   options.sample_prompt = absl::GetFlag(FLAGS_sample_prompt);
   options.threads = absl::GetFlag(FLAGS_threads);
+  options.micro_batch = absl::GetFlag(FLAGS_micro_batch);
   options.stop = [] { return stop_requested.load(); };
   return options;
 }

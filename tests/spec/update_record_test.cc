@@ -54,10 +54,11 @@ TEST(UpdateRecordTest, EveryFieldIsHashed) {
       [](v1::UpdateRecord* r) { r->set_payload_bytes(1001); },
       [](v1::UpdateRecord* r) { r->set_payload_sha256("q"); },
       [](v1::UpdateRecord* r) { r->set_previous_sha256("other"); },
+      [](v1::UpdateRecord* r) { r->set_norm_bits(1); },
       [](v1::UpdateRecord* r) { r->set_sha256("x"); },
   };
   // A field that is added to the record must be added to the hash and to this list.
-  EXPECT_EQ(v1::UpdateRecord::descriptor()->field_count(), 16);
+  EXPECT_EQ(v1::UpdateRecord::descriptor()->field_count(), 17);
   for (const auto& change : changes) {
     v1::UpdateRecord record = Record();
     change(&record);
@@ -76,6 +77,7 @@ TEST(UpdateRecordTest, HashIsTheStatedForm) {
   for (uint64_t word : {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}) hash.UpdateU64(word);
   hash.UpdateSized("");
   hash.UpdateSized("");
+  hash.UpdateU64(0);
   EXPECT_EQ(UpdateRecordSha256(record), hash.Finish());
 }
 

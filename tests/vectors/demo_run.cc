@@ -39,14 +39,19 @@ absl::StatusOr<std::unique_ptr<DemoRun>> DemoRun::Start(const DemoRunOptions& op
     }
     run->update_.emplace_back(start[i].size());
   }
-  DemoShardOptions shard_options;
-  shard_options.grid = run->grid_.get();
-  shard_options.codec = run->options_.codec;
+  MethodOptions method_options;
+  method_options.grid = run->grid_.get();
+  method_options.codec = run->options_.codec;
+  method_options.optimizer = options.optimizer;
+  if (options.optimizer.base() == v1::BASE_OPTIMIZER_UNSPECIFIED) {
+    method_options.optimizer.set_base(v1::BASE_OPTIMIZER_SGD);
+  }
   for (size_t i = 0; i < options.nodes; ++i) {
     ISTHMUS_ASSIGN_OR_RETURN(
-        DemoShard shard,
-        DemoShard::Make(shard_options, WholeTensors<const float>(std::as_const(start))));
-    run->nodes_.push_back({std::move(shard), start, {}});
+        std::unique_ptr<Method> method,
+        MakeMethod(method_options, WholeTensors<const float>(std::as_const(start))));
+    const auto* const demo = dynamic_cast<const DemoShard*>(method.get());
+    run->nodes_.push_back({std::move(method), demo, start, {}});
   }
   return run;
 }
@@ -55,7 +60,7 @@ absl::StatusOr<std::vector<HeldPiece>> DemoRun::Contribute(
     size_t node, const std::vector<absl::Span<const float>>& gradients) {
   ISTHMUS_ASSIGN_OR_RETURN(
       std::vector<std::string> pieces,
-      nodes_[node].shard.Encode(round_, options_.lr, WholeTensors<const float>(gradients)));
+      nodes_[node].method->Encode(round_, options_.lr, WholeTensors<const float>(gradients)));
   nodes_[node].sent.assign(grid_->chunks(), {});
   std::vector<HeldPiece> held;
   for (std::string& bytes : pieces) {
@@ -76,7 +81,11 @@ absl::Status DemoRun::KeepUpdate(const std::vector<std::string>& pieces) {
   const auto keep = [&](uint64_t chunk, const Components& components) {
     const ChunkPlace place = grid_->Place(chunk);
     std::vector<float> x(place.shape.elements());
-    DecodeComponents(place.shape, components, absl::MakeSpan(x));
+    if (options_.codec.kind() == v1::CODEC_KIND_DEMO) {
+      DecodeComponents(place.shape, components, absl::MakeSpan(x));
+    } else {
+      for (size_t i = 0; i < components.size(); ++i) x[components.index[i]] = components.value[i];
+    }
     AddScaledChunk(place.shape, 1.0f, x, update_[place.tensor].data() + place.first_element,
                    place.stride);
     return absl::OkStatus();
@@ -105,19 +114,19 @@ absl::Status DemoRun::Step(const std::vector<std::vector<absl::Span<const float>
     ISTHMUS_ASSIGN_OR_RETURN(auto held, Contribute(node, gradients[node]));
     contributions.push_back(std::move(held));
   }
-  const std::vector<std::string> pieces =
-      FoldContributions(*grid_, ContributionSizes(grid_), contributions, 1).pieces;
+  const FoldedUpdate folded = FoldContributions(*grid_, ContributionSizes(grid_), contributions, 1);
+  const std::vector<std::string>& pieces = folded.pieces;
   ISTHMUS_RETURN_IF_ERROR(KeepUpdate(pieces));
   std::vector<const std::string*> update;
   for (const std::string& bytes : pieces) update.push_back(&bytes);
   for (Node& node : nodes_) {
-    node.shard.Settle(round_, true);
+    node.method->Settle(round_, true);
     if (options_.base_weight_decay != 0) {
       StepWithBaseDecay(&node);
       continue;
     }
-    ISTHMUS_RETURN_IF_ERROR(node.shard.Apply(options_.lr, options_.weight_decay, update,
-                                             WholeTensors<float>(node.parameters)));
+    ISTHMUS_RETURN_IF_ERROR(node.method->Apply({options_.lr, options_.weight_decay, folded.norm},
+                                               update, WholeTensors<float>(node.parameters)));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// A run of method demo without processes: the nodes' shards and the coordinator's fold, in memory.
+// A run of a method without processes: the nodes' shards and the coordinator's fold, in memory.
 // Contributions and updates are the bytes that would travel.
 #pragma once
 
@@ -13,12 +13,14 @@
 #include "spec/grid.h"
 #include "tests/vectors/chunked.h"
 #include "worker/methods/demo_shard.h"
+#include "worker/methods/method.h"
 
 namespace isthmus {
 
 struct DemoRunOptions {
   std::vector<NamedShape> tensors;
   v1::CodecSpec codec;
+  v1::OptimizerSpec optimizer;  // SGD where its base is left out
   float lr = 0;
   float weight_decay = 0;  // decoupled: p <- p * (1 - lr * weight_decay), before the step
   // The published SGD's own: u <- u + base_weight_decay * p, after the sign. Equal to the decoupled
@@ -40,8 +42,10 @@ class DemoRun {
   absl::Span<const float> parameters(size_t node, size_t tensor) const {
     return nodes_[node].parameters[tensor];
   }
+  // Of codec "demo" only.
   absl::Span<const float> residual(size_t node, size_t tensor) const {
-    return nodes_[node].shard.residual(tensor);
+    return nodes_[node].demo == nullptr ? absl::Span<const float>()
+                                        : nodes_[node].demo->residual(tensor);
   }
   // Of the last step: the merged update before sign and base step, and what a node sent.
   absl::Span<const float> update(size_t tensor) const { return update_[tensor]; }
@@ -49,7 +53,8 @@ class DemoRun {
 
  private:
   struct Node {
-    DemoShard shard;
+    std::unique_ptr<Method> method;
+    const DemoShard* demo = nullptr;  // `method`, if it is one
     std::vector<std::vector<float>> parameters;
     std::vector<Components> sent;  // by chunk
   };

@@ -49,10 +49,11 @@ TEST(DemoVectors, Trajectories) {
   for (const Comparison& c : comparisons) compared[c.name()] = !c.skipped();
   for (const char* name :
        {"demo_sign", "demo_nosign", "demo_sign_k1", "demo_sign_sgdwd", "demo_nosign_sgdwd",
-        "demo_nosign_3nodes", "orig_demo", "orig_demo_wd", "demo_sign_default"}) {
+        "demo_nosign_3nodes", "orig_demo", "orig_demo_wd", "demo_sign_default", "full_sign",
+        "full_nosign", "none_sign", "adamw_demo_nosign", "adamw_full_nosign"}) {
     EXPECT_TRUE(compared[name]) << name;
   }
-  ExpectAllOk(comparisons, 9);
+  ExpectAllOk(comparisons, 14);
 }
 
 TEST(DemoVectors, EveryFileHasAGroup) {

@@ -131,7 +131,7 @@ TEST(DemoShardTest, NothingIsLostAndNothingCountsTwice) {
     const bool included = round % 3 != 0;
     if (included) {
       ASSERT_TRUE(
-          shard.Apply(1.0f, 0.0f, Pointers(Merge(grid, {*pieces}, 5000)), WholeParts(&p)).ok());
+          shard.Apply({1.0f, 0.0f}, Pointers(Merge(grid, {*pieces}, 5000)), WholeParts(&p)).ok());
     }
     shard.Settle(round, included);
   }
@@ -201,7 +201,7 @@ TEST(DemoShardTest, LargestMomentumStaysFinite) {
   DemoShard shard = MakeShard(grid, codec, WholeParts(p));
   const auto pieces = shard.Encode(1, 1.0f, WholeParts(gradients));
   ASSERT_TRUE(pieces.ok()) << pieces.status();
-  ASSERT_TRUE(shard.Apply(1.0f, 0.0f, Pointers(*pieces), WholeParts(&p)).ok());
+  ASSERT_TRUE(shard.Apply({1.0f, 0.0f}, Pointers(*pieces), WholeParts(&p)).ok());
   for (float value : p[0]) ASSERT_TRUE(std::isfinite(value));
   for (float value : shard.residual(0)) ASSERT_TRUE(std::isfinite(value));
 }
@@ -233,7 +233,7 @@ TEST(DemoShardTest, EmptyShardsWork) {
   const Tensors gradients = RandomTensors(grid, 4);
   DemoShard all = MakeShard(grid, codec, WholeParts(gradients));
   const auto update = all.Encode(1, 0.5f, WholeParts(gradients));
-  EXPECT_TRUE(nothing.Apply(0.5f, 0.0f, Pointers(*update), {}).ok());
+  EXPECT_TRUE(nothing.Apply({0.5f, 0.0f}, Pointers(*update), {}).ok());
 
   DemoShard empty_part = MakeShard(grid, codec, {{0, 0, {}}, {2, 0, gradients[2]}});
   EXPECT_EQ(empty_part.ranges().size(), 1u);
@@ -253,7 +253,7 @@ TEST(DemoShardTest, MoreComponentsThanElements) {
   DemoShard shard = MakeShard(grid, codec, WholeParts(p));
   const auto pieces = shard.Encode(1, 1.0f, WholeParts(gradients));
   ASSERT_TRUE(pieces.ok());
-  ASSERT_TRUE(shard.Apply(1.0f, 0.0f, Pointers(*pieces), WholeParts(&p)).ok());
+  ASSERT_TRUE(shard.Apply({1.0f, 0.0f}, Pointers(*pieces), WholeParts(&p)).ok());
   // Vectors and small matrices are sent whole.
   for (size_t t = 1; t < 4; ++t) {
     for (size_t e = 0; e < p[t].size(); ++e) ASSERT_NEAR(p[t][e], -gradients[t][e], 1e-5);
@@ -269,7 +269,7 @@ TEST(DemoShardTest, SignAndDecayReachTheParameters) {
   Tensors decoded = ZeroTensors(grid);
   AddDecoded(grid, *pieces, 1.0f, &decoded);
   Tensors p = start;
-  ASSERT_TRUE(shard.Apply(0.25f, 0.5f, Pointers(*pieces), WholeParts(&p)).ok());
+  ASSERT_TRUE(shard.Apply({0.25f, 0.5f}, Pointers(*pieces), WholeParts(&p)).ok());
   for (size_t t = 0; t < p.size(); ++t) {
     for (size_t e = 0; e < p[t].size(); ++e) {
       const float u = decoded[t][e] > 0 ? 1.0f : decoded[t][e] < 0 ? -1.0f : 0.0f;
@@ -278,7 +278,7 @@ TEST(DemoShardTest, SignAndDecayReachTheParameters) {
     }
   }
   p = start;
-  ASSERT_TRUE(shard.Apply(0.25f, 0.5f, {}, WholeParts(&p)).ok());  // void
+  ASSERT_TRUE(shard.Apply({0.25f, 0.5f}, {}, WholeParts(&p)).ok());  // void
   EXPECT_EQ(p, start);
 }
 
@@ -291,7 +291,7 @@ TEST(DemoShardTest, UpdatesAreCheckedBeforeParametersChange) {
   ASSERT_GT(update.size(), 3u);
   Tensors p = start;
   const auto message = [&](const std::vector<std::string>& pieces) {
-    const absl::Status status = shard.Apply(0.5f, 0.1f, Pointers(pieces), WholeParts(&p));
+    const absl::Status status = shard.Apply({0.5f, 0.1f}, Pointers(pieces), WholeParts(&p));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(p, start);
     return std::string(status.message());
@@ -309,13 +309,13 @@ TEST(DemoShardTest, UpdatesAreCheckedBeforeParametersChange) {
 
   auto parts = WholeParts(&p);
   parts.pop_back();
-  EXPECT_THAT(std::string(shard.Apply(0.5f, 0, Pointers(update), parts).message()),
+  EXPECT_THAT(std::string(shard.Apply({0.5f, 0}, Pointers(update), parts).message()),
               HasSubstr("the part of 't3' from element 0 on is missing"));
   parts = WholeParts(&p);
   parts[1].data.remove_suffix(1);
-  EXPECT_THAT(std::string(shard.Apply(0.5f, 0, Pointers(update), parts).message()),
+  EXPECT_THAT(std::string(shard.Apply({0.5f, 0}, Pointers(update), parts).message()),
               HasSubstr("a part of tensor 't1' has 4999 elements from 0 on"));
-  EXPECT_FALSE(shard.Apply(std::nanf(""), 0, Pointers(update), WholeParts(&p)).ok());
+  EXPECT_FALSE(shard.Apply({std::nanf(""), 0}, Pointers(update), WholeParts(&p)).ok());
   EXPECT_EQ(p, start);
 }
 
@@ -323,7 +323,8 @@ TEST(DemoShardTest, PartsAreChecked) {
   const v1::CodecSpec codec = CompleteCodec();
   const Grid grid = MakeGrid(kShapes, codec);
   const Tensors tensors = RandomTensors(grid, 9);
-  DemoShardOptions options;
+  MethodOptions options;
+  options.optimizer.set_base(v1::BASE_OPTIMIZER_SGD);
   options.grid = &grid;
   options.codec = codec;
   const auto message = [&](const std::vector<TensorPart<const float>>& parts) {

@@ -1,6 +1,7 @@
 #include "tests/worker/local_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -157,13 +158,16 @@ void LocalRun::Commit(uint64_t round) {
   }
   record.set_is_void(senders.empty());
   PieceWriter writer(&*grid_, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+  double squares = 0;
   for (uint64_t chunk = 0; chunk < grid_->chunks() && !senders.empty(); ++chunk) {
     std::vector<const Components*> parts;
     for (const auto& sender : senders) parts.push_back(&sender[chunk]);
     Components merged;
     MergeBySenders(parts, grid_->Place(chunk).shape.elements(), &merged);
     writer.Append(chunk, merged);
+    for (float value : merged.value) squares += static_cast<double>(value) * value;
   }
+  record.set_norm_bits(BitsOf(static_cast<float>(std::sqrt(squares))));
   update->pieces = writer.Finish();
   if (!updates_.empty()) record.set_previous_sha256(updates_.back()->record.sha256());
   record.set_sha256(UpdateRecordSha256(record));

@@ -100,7 +100,8 @@ std::vector<TensorPart<float>> RankParts(const std::vector<UnitPlan>& plan, uint
 DemoShard MakeShard(const Grid& grid, const v1::CodecSpec& codec,
                     const std::vector<TensorPart<const float>>& parts, int threads,
                     size_t piece_bytes_max) {
-  DemoShardOptions options;
+  MethodOptions options;
+  options.optimizer.set_base(v1::BASE_OPTIMIZER_SGD);
   options.grid = &grid;
   options.codec = codec;
   options.threads = threads;

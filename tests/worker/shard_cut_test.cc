@@ -53,7 +53,7 @@ std::vector<std::string> Encode(Node* node, uint64_t round, float eta, const Ten
 void Apply(Node* node, float eta, float decay, const std::vector<std::string>& update) {
   for (uint32_t rank = 0; rank < node->ranks.size(); ++rank) {
     const absl::Status status = node->ranks[rank].Apply(
-        eta, decay, Pointers(update), RankParts(node->plan, rank, &node->parameters));
+        {eta, decay}, Pointers(update), RankParts(node->plan, rank, &node->parameters));
     EXPECT_TRUE(status.ok()) << status;
   }
 }

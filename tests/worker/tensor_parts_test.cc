@@ -18,6 +18,7 @@ Grid OneTensor(std::vector<uint64_t> shape) {
   tensor->set_dtype(v1::DTYPE_FLOAT32);
   for (uint64_t size : shape) tensor->add_shape(size);
   v1::CodecSpec codec;
+  codec.set_kind(v1::CODEC_KIND_DEMO);
   codec.set_chunk_rule(v1::CHUNK_RULE_TILES);
   codec.set_chunk_side(4);
   codec.set_matrix_density(1);

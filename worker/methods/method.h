@@ -1,0 +1,81 @@
+// The worker half of a method on one rank's part of the model: what it sends of a gradient, and how
+// an update reaches the parameters. Works on spans handed to it; knows no trainer, no network, so
+// that any training loop can use it.
+//
+// A round as its user calls it:
+//   Encode(round, lr, gradient)    -> the pieces to send
+//   ... the update of the round comes back, with whether one's own contribution is in it ...
+//   Settle(round, included)
+//   Apply(rates, pieces, parameters)
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "isthmus/v1/run_spec.pb.h"
+#include "spec/grid.h"
+#include "worker/held_part.h"
+#include "worker/methods/update_step.h"
+
+namespace isthmus {
+
+struct MethodOptions {
+  const Grid* grid = nullptr;   // outlives the method
+  v1::CodecSpec codec;          // complete (CompleteRunSpec); its kind chooses the method
+  v1::OptimizerSpec optimizer;  // complete
+  size_t piece_bytes_max = 0;   // 0: kPieceBytesMax
+  int threads = 1;
+};
+
+class Method {
+ public:
+  virtual ~Method() = default;
+
+  // `gradients`: the parts held, or a subset of them: a part that is missing counts as a zero
+  // gradient (a parameter that took no part in this step). INVALID_ARGUMENT, before anything
+  // changes: a part of other shape, a value that is not finite (names tensor and element).
+  // FAILED_PRECONDITION: `round` is pending already. RESOURCE_EXHAUSTED: kPendingRoundsMax rounds
+  // are.
+  virtual absl::StatusOr<std::vector<std::string>> Encode(
+      uint64_t round, float lr, const std::vector<TensorPart<const float>>& gradients) = 0;
+
+  // Whether what Encode(round) made was merged. Unknown rounds are ignored (abstained).
+  virtual void Settle(uint64_t round, bool included) = 0;
+
+  // Applies a committed update to all parts held. `update` is empty for a void one: then only the
+  // step passes and nothing changes. INVALID_ARGUMENT, before anything changes: a damaged piece, a
+  // chunk that is missing or there twice, other parts.
+  virtual absl::Status Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,
+                             const std::vector<TensorPart<float>>& parameters) = 0;
+
+  // Chunks held, ascending, disjoint, merged.
+  const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return held_->ranges(); }
+  // The step's own state, which is replicated state as the parameters are.
+  const UpdateStep& update_step() const { return step_; }
+
+ protected:
+  Method(MethodOptions options, std::shared_ptr<const HeldBlocks> held, UpdateStep step)
+      : options_(std::move(options)), held_(std::move(held)), step_(std::move(step)) {}
+
+  const Grid& grid() const { return *options_.grid; }
+  int threads() const { return options_.threads; }
+
+  MethodOptions options_;
+  std::shared_ptr<const HeldBlocks> held_;
+  UpdateStep step_;
+};
+
+// The method of a codec. `parts` names what is held (tensor, first_element, data.size()); the data
+// is not kept. No parts at all (more ranks than blocks) is well: then there are no pieces and Apply
+// does nothing. INVALID_ARGUMENT: a part that is not whole blocks, parts that overlap, a decay
+// group that matches no tensor.
+absl::StatusOr<std::unique_ptr<Method>> MakeMethod(
+    const MethodOptions& options, const std::vector<TensorPart<const float>>& parts);
+
+}  // namespace isthmus

@@ -1,0 +1,157 @@
+#include "worker/methods/update_step.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/parallel.h"
+#include "base/status_macros.h"
+#include "kernels/demo.h"
+#include "spec/run_spec.h"
+#include "worker/methods/thread_scratch.h"
+
+namespace isthmus {
+
+absl::StatusOr<UpdateStep> UpdateStep::Make(std::shared_ptr<const HeldBlocks> held,
+                                            const v1::CodecSpec& codec,
+                                            const v1::OptimizerSpec& optimizer, int threads) {
+  UpdateStep step;
+  std::vector<std::string> names;
+  for (uint32_t t = 0; t < held->grid().tensors(); ++t) {
+    names.push_back(held->grid().tensor_name(t));
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(step.decay_scale_, DecayScales(optimizer, names));
+  if (optimizer.base() == v1::BASE_OPTIMIZER_ADAMW) {
+    for (const HeldBlocks::Part& part : held->parts()) {
+      step.first_moments_.emplace_back(part.elements);
+      step.second_moments_.emplace_back(part.elements);
+    }
+  }
+  step.held_ = std::move(held);
+  step.codec_ = codec;
+  step.optimizer_ = optimizer;
+  step.threads_ = threads;
+  return step;
+}
+
+absl::Status UpdateStep::CheckRates(const UpdateRates& rates) const {
+  for (const float value : {rates.lr, rates.weight_decay, rates.norm}) {
+    if (value >= 0.0f && std::isfinite(value)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the learning rate is ", rates.lr, ", the weight decay ", rates.weight_decay,
+                     " and the norm ", rates.norm, "; give finite numbers, 0 or more"));
+  }
+  return absl::OkStatus();
+}
+
+UpdateStep::Rule UpdateStep::Begin(const UpdateRates& rates) {
+  Rule rule;
+  rule.lr = rates.lr;
+  const float clip = optimizer_.clip_norm();
+  if (codec_.kind() == v1::CODEC_KIND_DENSE && clip > 0 && rates.norm > clip) {
+    rule.clip_scale = clip / rates.norm;
+  }
+  beta1_power_ *= static_cast<double>(optimizer_.beta1());
+  beta2_power_ *= static_cast<double>(optimizer_.beta2());
+  rule.bias1 = static_cast<float>(1.0 - beta1_power_);
+  rule.bias2 = static_cast<float>(1.0 - beta2_power_);
+  for (const float scale : decay_scale_) {
+    rule.decay_factor.push_back(DecayFactor(rates.lr, rates.weight_decay * scale));
+  }
+  return rule;
+}
+
+absl::Status UpdateStep::Apply(const UpdateRates& rates,
+                               absl::Span<const std::string* const> update,
+                               const std::vector<TensorPart<float>>& parameters) {
+  ISTHMUS_RETURN_IF_ERROR(CheckRates(rates));
+  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<absl::Span<float>> data,
+                           held_->MatchAllParts(parameters));
+  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<Components> components,
+                           held_->ReadUpdate(update, threads_));
+  const Rule rule = Begin(rates);
+  ParallelFor(held_->blocks().size(), threads_, [&](size_t i) {
+    const HeldBlock& held = held_->blocks()[i];
+    ApplyBlock(held, rule, components, data[held.part]);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status UpdateStep::ApplyOwn(const UpdateRates& rates,
+                                  const std::vector<std::vector<float>>& values,
+                                  const std::vector<TensorPart<float>>& parameters) {
+  ISTHMUS_RETURN_IF_ERROR(CheckRates(rates));
+  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<absl::Span<float>> data,
+                           held_->MatchAllParts(parameters));
+  const Rule rule = Begin(rates);
+  ParallelFor(held_->blocks().size(), threads_, [&](size_t i) {
+    const HeldBlock& held = held_->blocks()[i];
+    const uint64_t elements = held_->BlockOf(held).elements;
+    std::vector<float> u(values[held.part].begin() + held.offset,
+                         values[held.part].begin() + held.offset + elements);
+    if (codec_.sign()) SignInPlace(absl::MakeSpan(u));
+    StepRow(held.part, held.offset, rule, u, data[held.part]);
+  });
+  return absl::OkStatus();
+}
+
+void UpdateStep::ApplyBlock(const HeldBlock& held, const Rule& rule,
+                            const std::vector<Components>& components, absl::Span<float> part) {
+  const Grid& grid = held_->grid();
+  const Block& block = held_->BlockOf(held);
+  const bool transformed = codec_.kind() == v1::CODEC_KIND_DEMO;
+  const bool fused = transformed && optimizer_.base() == v1::BASE_OPTIMIZER_SGD;
+  const StepRule step = {codec_.sign(), rule.lr, rule.decay_factor[block.tensor]};
+  std::vector<float> u;
+  for (uint64_t c = 0; c < block.chunks; ++c) {
+    const ChunkPlace place = grid.Place(block.first_chunk + c);
+    const Components& merged = components[held.first_slot + c];
+    if (fused) {
+      StepChunk(place.shape, step, merged, part.data() + held_->OffsetInPart(held, place),
+                place.stride, ThreadScratch());
+      continue;
+    }
+    u.assign(place.shape.elements(), 0.0f);
+    if (transformed) {
+      DecodeComponents(place.shape, merged, absl::MakeSpan(u));
+    } else {
+      for (size_t i = 0; i < merged.size(); ++i) u[merged.index[i]] = merged.value[i];
+    }
+    StepValues(held, place, rule, absl::MakeSpan(u), part);
+  }
+}
+
+void UpdateStep::StepValues(const HeldBlock& held, const ChunkPlace& place, const Rule& rule,
+                            absl::Span<float> u, absl::Span<float> part) {
+  if (rule.clip_scale != 1.0f) {
+    for (float& value : u) value *= rule.clip_scale;
+  }
+  if (codec_.sign()) SignInPlace(u);
+  const uint64_t first = held_->OffsetInPart(held, place);
+  for (uint32_t j = 0; j < place.shape.rows; ++j) {
+    StepRow(held.part, first + j * place.stride, rule,
+            u.subspan(j * place.shape.cols, place.shape.cols), part);
+  }
+}
+
+void UpdateStep::StepRow(uint32_t part_number, uint64_t first, const Rule& rule,
+                         absl::Span<const float> u, absl::Span<float> part) {
+  const absl::Span<float> p = part.subspan(first, u.size());
+  const float decay = rule.decay_factor[held_->parts()[part_number].tensor];
+  if (optimizer_.base() == v1::BASE_OPTIMIZER_SGD) {
+    if (decay != 1.0f) DecayInPlace(decay, p);
+    return SgdStep(rule.lr, u, p);
+  }
+  AdamWRule adamw;
+  adamw.beta1 = optimizer_.beta1();
+  adamw.beta2 = optimizer_.beta2();
+  adamw.eps = optimizer_.eps();
+  adamw.eta = rule.lr;
+  adamw.decay_factor = decay;
+  adamw.bias1 = rule.bias1;
+  adamw.bias2 = rule.bias2;
+  AdamWStep(adamw, u, p, absl::MakeSpan(first_moments_[part_number]).subspan(first, u.size()),
+            absl::MakeSpan(second_moments_[part_number]).subspan(first, u.size()));
+}
+
+}  // namespace isthmus

@@ -1,0 +1,87 @@
+// From a committed update to the parameters: decode, clip, sign, base optimizer. A replicated state
+// machine (design rule 18): the same update gives the same bits on every node, whatever it holds of
+// the model, with any number of threads. All methods end in it.
+//
+// Per chunk, with u the merged values (CODEC_KIND_DEMO: of the DCT, decoded; CODEC_KIND_DENSE: as
+// they are):
+//   u <- u * clip / norm       where CODEC_KIND_DENSE is to be clipped and norm > clip
+//   u <- sign(u)               where the codec says so
+//   SGD     p <- p * (1 - lr * lambda);  p <- p - lr * u
+//   AdamW   kernels/demo.h AdamWStep (Loshchilov & Hutter, arXiv 1711.05101); its bias corrections
+//           are running products over the updates applied
+// where lambda is the record's weight decay times the tensor's scale (spec: decay_groups).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "isthmus/v1/run_spec.pb.h"
+#include "worker/held_part.h"
+#include "worker/methods/held_blocks.h"
+
+namespace isthmus {
+
+// What the record of a round says beside its pieces.
+struct UpdateRates {
+  float lr = 0;
+  float weight_decay = 0;
+  float norm = 0;  // of the merged values
+};
+
+class UpdateStep {
+ public:
+  // `codec` and `optimizer` are complete. INVALID_ARGUMENT: a decay group that matches no tensor.
+  static absl::StatusOr<UpdateStep> Make(std::shared_ptr<const HeldBlocks> held,
+                                         const v1::CodecSpec& codec,
+                                         const v1::OptimizerSpec& optimizer, int threads);
+
+  // `update`: pieces that together cover what is held; `parameters`: all parts held.
+  // INVALID_ARGUMENT, before anything changes: a damaged piece, a chunk that is missing or there
+  // twice, other parts, rates that are not finite or below 0.
+  absl::Status Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,
+                     const std::vector<TensorPart<float>>& parameters);
+
+  // The same step with the rank's own values instead of merged ones, one span a part held.
+  absl::Status ApplyOwn(const UpdateRates& rates, const std::vector<std::vector<float>>& values,
+                        const std::vector<TensorPart<float>>& parameters);
+
+  bool has_moments() const { return optimizer_.base() == v1::BASE_OPTIMIZER_ADAMW; }
+  // The moments, which belong to the replicated state: one span a part of Make. None with SGD.
+  const std::vector<std::vector<float>>& first_moments() const { return first_moments_; }
+  const std::vector<std::vector<float>>& second_moments() const { return second_moments_; }
+
+ private:
+  // The constants of one step.
+  struct Rule {
+    float lr = 0;
+    float clip_scale = 1;  // 1: none
+    float bias1 = 1, bias2 = 1;
+    std::vector<float> decay_factor;  // [tensor]
+  };
+
+  UpdateStep() = default;
+  absl::Status CheckRates(const UpdateRates& rates) const;
+  // Counts the step and computes its constants.
+  Rule Begin(const UpdateRates& rates);
+  void ApplyBlock(const HeldBlock& held, const Rule& rule,
+                  const std::vector<Components>& components, absl::Span<float> part);
+  // One chunk's values `u` (rows * cols, overwritten).
+  void StepValues(const HeldBlock& held, const ChunkPlace& place, const Rule& rule,
+                  absl::Span<float> u, absl::Span<float> part);
+  void StepRow(uint32_t part_number, uint64_t first, const Rule& rule, absl::Span<const float> u,
+               absl::Span<float> part);
+
+  std::shared_ptr<const HeldBlocks> held_;
+  v1::CodecSpec codec_;
+  v1::OptimizerSpec optimizer_;
+  std::vector<float> decay_scale_;  // [tensor]
+  int threads_ = 1;
+  std::vector<std::vector<float>> first_moments_, second_moments_;  // [part]
+  double beta1_power_ = 1, beta2_power_ = 1;  // running products over the updates applied
+};
+
+}  // namespace isthmus
