@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 # A longer document is cut at the end of a line and its parts are tokenized one by one: a tokenizer
 # needs some hundred bytes of memory for each byte of its text.
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 17
 # One line is one document, which must fit into memory.
 LINE_BYTES_MAX = 64 << 20
 # What goes to the tokenizer at once, so that all processors have work.
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 2 << 20
 BATCH_PIECES = 4096
 JSONL_SUFFIXES = {".jsonl", ".ndjson"}
 

@@ -7,6 +7,7 @@ receiver, not by the relay. Rates count IP packets, as the relay does.
 import argparse
 import math
 import os
+import re
 import socket
 import statistics
 import sys
@@ -251,7 +252,7 @@ def main():
     reason = WanBox.why_not(given.relay)
     if reason:
         print(f"wan_box: cannot run: {reason}", file=sys.stderr)
-        print(f"result wan_box skipped={'_'.join(reason.lower().split())}")
+        print(f"result wan_box skipped={re.sub('[^a-z0-9.-]+', '_', reason.lower()).strip('_')}")
         return 1
     link = Link(rate_mbit=given.rate, rtt_ms=given.rtt, loss=given.loss, jitter_ms=given.jitter)
     try:
