@@ -49,5 +49,47 @@ TEST(OneLine, IsItsOwnResult) {
   }
 }
 
+TEST(MatchesGlob, StarsStandForAnyCharacters) {
+  EXPECT_TRUE(MatchesGlob("", ""));
+  EXPECT_FALSE(MatchesGlob("", "a"));
+  EXPECT_TRUE(MatchesGlob("*", ""));
+  EXPECT_TRUE(MatchesGlob("**", "abc"));
+  EXPECT_TRUE(MatchesGlob("*.bias", "h.0.ln_1.bias"));
+  EXPECT_FALSE(MatchesGlob("*.bias", "h.0.ln_1.biases"));
+  EXPECT_TRUE(MatchesGlob("h.*.ln_*.weight", "h.11.ln_2.weight"));
+  EXPECT_FALSE(MatchesGlob("h.*.ln_*.weight", "h.11.attn.weight"));
+  EXPECT_TRUE(MatchesGlob("a*ab", "aab"));
+  EXPECT_FALSE(MatchesGlob("a?c", "abc"));
+}
+
+TEST(MatchesGlob, ManyStarsTakeNoTime) {
+  std::string pattern;
+  for (int i = 0; i < 128; ++i) pattern += "a*";
+  EXPECT_FALSE(MatchesGlob(pattern + "b", std::string(256, 'a')));
+  EXPECT_TRUE(MatchesGlob(pattern, std::string(256, 'a')));
+}
+
+// The obvious recursion, for short words.
+bool MatchesSlowly(absl::string_view pattern, absl::string_view name) {
+  if (pattern.empty()) return name.empty();
+  if (pattern[0] == '*') {
+    return MatchesSlowly(pattern.substr(1), name) ||
+           (!name.empty() && MatchesSlowly(pattern, name.substr(1)));
+  }
+  return !name.empty() && pattern[0] == name[0] && MatchesSlowly(pattern.substr(1), name.substr(1));
+}
+
+TEST(MatchesGlob, AgreesWithTheRecursion) {
+  const uint32_t seed = std::random_device()();
+  std::mt19937 random(seed);
+  for (int i = 0; i < 20000; ++i) {
+    std::string pattern, name;
+    for (uint32_t n = random() % 7; n > 0; --n) pattern += "ab*"[random() % 3];
+    for (uint32_t n = random() % 9; n > 0; --n) name += "ab"[random() % 2];
+    ASSERT_EQ(MatchesGlob(pattern, name), MatchesSlowly(pattern, name))
+        << "seed " << seed << ": '" << pattern << "' on '" << name << "'";
+  }
+}
+
 }  // namespace
 }  // namespace isthmus

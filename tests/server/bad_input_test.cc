@@ -138,6 +138,27 @@ TEST(FirstJoin, FixesTheModelUntilItIsGone) {
   EXPECT_EQ(ReasonOf(a.Join()), "MANIFEST_DIFFERS");
 }
 
+TEST(FirstJoin, FixesTheHeldOutTokensUntilItIsGone) {
+  TestCoordinator coordinator(TestSpec({"a", "b"}));
+  FakeNode a(coordinator.host.get(), "a"), b(coordinator.host.get(), "b");
+  const std::string one(32, '1'), other(32, '2');
+  a.join_request.set_heldout_sha256(std::string(31, '1'));
+  ExpectRefusal(a.Join(), absl::StatusCode::kInvalidArgument, "WRONG_SIZE",
+                {"heldout_sha256 has 31 bytes; it has 32"});
+  a.join_request.set_heldout_sha256(one);
+  ASSERT_TRUE(a.Join().ok());
+  b.join_request.set_heldout_sha256(other);
+  ExpectRefusal(b.Join(), absl::StatusCode::kFailedPrecondition, "HELDOUT_DIFFERS",
+                {HexPrefix(one), HexPrefix(other), "--heldout_data"});
+  b.join_request.clear_heldout_sha256();  // a loop that evaluates nothing
+  ASSERT_TRUE(b.Join().ok());
+  ASSERT_TRUE(b.Leave().ok());
+  ASSERT_TRUE(a.Leave().ok());
+  b.join_request.set_heldout_sha256(other);
+  ASSERT_TRUE(b.Join().ok());
+  EXPECT_EQ(ReasonOf(a.Join()), "HELDOUT_DIFFERS");
+}
+
 TEST(FirstJoin, MayNotChangeWhatAContributionWasComputedOn) {
   TestCoordinator coordinator(TestSpec({"a", "b"}));
   FakeNode a(coordinator.host.get(), "a"), b(coordinator.host.get(), "b");

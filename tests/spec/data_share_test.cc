@@ -56,7 +56,7 @@ TEST(DataShareTest, AShortShareIsRefusedByName) {
   const absl::Status status = CheckDataShares(spec, 40);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
-              ::testing::HasSubstr("node 'b' has 8 tokens (bytes) of the data; 9 are needed"));
+              ::testing::HasSubstr("node 'b' has 8 tokens of the data; 9 are needed"));
   EXPECT_TRUE(CheckDataShares(spec, 46).ok());
   spec.mutable_data()->set_heldout_permille(1);
   EXPECT_THAT(std::string(CheckDataShares(spec, 100).message()),

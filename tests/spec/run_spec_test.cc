@@ -108,7 +108,7 @@ TEST(RunSpecTest, RefusalsNameFieldLimitAndValue) {
   ExpectRefused("nodes { name: 'fra-2' }", "nodes[2].name is 'fra-2'; an earlier node");
   ExpectRefused("nodes { name: 'x' data_parts: 1001 }", "nodes[2].data_parts is 1001;");
   ExpectRefused("quorum: 3", "quorum is 3; the run has 2 nodes");
-  ExpectRefused("preset: 'adam'", "preset is 'adam'; known presets are demo, flexdemo");
+  ExpectRefused("preset: 'adam'", "preset is 'adam'; known presets are demo, flexdemo, full, none");
   ExpectRefused("start_state_sha256: 'abc'", "start_state_sha256 is 3; give 32 bytes");
   std::string many;
   for (int i = 0; i < 255; ++i) many += "nodes { name: 'n" + std::to_string(i) + "' } ";
@@ -154,6 +154,69 @@ TEST(RunSpecTest, CodecAndTimingRefusals) {
   ExpectRefused("timing { deadline_ms: 700000000 }", "timing.deadline_ms is 700000000;");
   EXPECT_TRUE(Parse("timing { lease_ms: 9000 }").ok());
   EXPECT_TRUE(Parse("codec { chunk_rule: CHUNK_RULE_DIVISOR top_k: 32 }").ok());
+}
+
+TEST(RunSpecTest, PresetsFillInWhatIsLeftOut) {
+  absl::StatusOr<v1::RunSpec> spec = Parse("");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->codec().kind(), v1::CODEC_KIND_DEMO);
+  EXPECT_EQ(spec->optimizer().base(), v1::BASE_OPTIMIZER_SGD);
+  EXPECT_EQ(spec->data().format(), v1::TOKEN_FORMAT_BYTES);
+  spec = Parse("preset: 'full'");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->codec().kind(), v1::CODEC_KIND_DENSE);
+  EXPECT_FALSE(spec->codec().sign());
+  EXPECT_EQ(spec->optimizer().base(), v1::BASE_OPTIMIZER_ADAMW);
+  EXPECT_EQ(spec->optimizer().beta1(), 0.9f);
+  EXPECT_EQ(spec->optimizer().beta2(), 0.95f);
+  EXPECT_EQ(spec->optimizer().eps(), 1e-8f);
+  spec = Parse("preset: 'none' allow_drift: true optimizer { base: BASE_OPTIMIZER_SGD beta2: 0 }");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->codec().kind(), v1::CODEC_KIND_NONE);
+  EXPECT_EQ(spec->optimizer().base(), v1::BASE_OPTIMIZER_SGD);
+  EXPECT_EQ(spec->optimizer().beta2(), 0.0f);
+  spec = Parse("preset: 'demo' optimizer { base: BASE_OPTIMIZER_ADAMW }");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->codec().sign());
+}
+
+TEST(RunSpecTest, DriftIsSaidAloud) {
+  ExpectRefused("preset: 'none'",
+                "allow_drift is false; with codec.kind CODEC_KIND_NONE the nodes' parameters drift "
+                "apart for good; say allow_drift: true where that is meant");
+  ExpectRefused("allow_drift: true",
+                "allow_drift is true; codec.kind CODEC_KIND_DEMO keeps the nodes equal");
+}
+
+TEST(RunSpecTest, BaseOptimizerAndFormatRefusals) {
+  ExpectRefused("optimizer { base: 9 }", "optimizer.base is 9; give BASE_OPTIMIZER_SGD or");
+  ExpectRefused("optimizer { beta1: 1 }", "optimizer.beta1 is 1;");
+  ExpectRefused("optimizer { beta2: -0.5 }", "optimizer.beta2 is -0.5;");
+  ExpectRefused("optimizer { eps: 0 }", "optimizer.eps is 0;");
+  ExpectRefused("codec { kind: 8 }", "codec.kind is 8; give CODEC_KIND_DEMO,");
+  ExpectRefused("data { format: 4 }", "data.format is 4; give TOKEN_FORMAT_BYTES,");
+  EXPECT_TRUE(Parse("data { format: TOKEN_FORMAT_UINT16 } model { vocab: 100 }").ok());
+  ExpectRefused("optimizer { decay_groups { } }",
+                "the number of patterns in optimizer.decay_groups[0].tensors is 0;");
+  ExpectRefused("optimizer { decay_groups { tensors: '' } }",
+                "the length of optimizer.decay_groups[0].tensors[0] is 0;");
+  ExpectRefused("optimizer { decay_groups { tensors: 'a' scale: nan } }",
+                "optimizer.decay_groups[0].scale is nan; give 0 to 1000");
+  ExpectRefused("optimizer { lr: 0.5 weight_decay: 1 decay_groups { tensors: 'a' scale: 3 } }",
+                "the product is at most 1");
+}
+
+TEST(RunSpecTest, TheFirstDecayGroupThatMatchesCounts) {
+  const absl::StatusOr<v1::RunSpec> spec = Parse(
+      "optimizer { decay_groups { tensors: '*.bias' } "
+      "decay_groups { tensors: 'h.*' scale: 0.5 } }");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto scales = DecayScales(spec->optimizer(), {"wte", "h.0.bias", "h.0.weight"});
+  ASSERT_TRUE(scales.ok()) << scales.status();
+  EXPECT_EQ(*scales, (std::vector<float>{1, 0, 0.5}));
+  EXPECT_THAT(std::string(DecayScales(spec->optimizer(), {"wte", "h.w"}).status().message()),
+              HasSubstr("optimizer.decay_groups[0].tensors: '*.bias' matches no trainable tensor; "
+                        "names are like 'h.w'"));
 }
 
 TEST(RunSpecTest, LearningRateEndpoints) {

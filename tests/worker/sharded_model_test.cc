@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/worker/torch_fixture.h"
+#include "worker/batch.h"
 #include "worker/gpt2.h"
 #include "worker/replica.h"
 
@@ -37,7 +38,8 @@ void Collect(const ShardedModel& model, double loss, int ranks, Result* result) 
   }
 }
 
-Result Gpt2Gradients(const v1::RunSpec& spec, int ranks, bool reshard, int repeats = 1) {
+Result Gpt2Gradients(const v1::RunSpec& spec, int ranks, bool reshard, int repeats = 1,
+                     int64_t micro_batch = 0) {
   const TokenRows rows = RandomRows(6, spec.model().context(), 11);
   Result result;
   RunRanks(ranks, [&](ProcessGroup* group) {
@@ -53,7 +55,7 @@ Result Gpt2Gradients(const v1::RunSpec& spec, int ranks, bool reshard, int repea
                     .ok());
     const Batch batch = ToBatch(RowsOfRank(rows, group->rank(), ranks));
     for (int i = 0; i < repeats; ++i) {
-      auto loss = (*sharded)->ForwardBackward(batch);
+      auto loss = (*sharded)->ForwardBackward(batch, micro_batch);
       ASSERT_TRUE(loss.ok()) << loss.status();
       if (i + 1 == repeats) Collect(**sharded, *loss, ranks, &result);
     }
@@ -85,6 +87,17 @@ TEST(ShardedModel, LossAndGradientsDoNotDependOnRanks) {
 TEST(ShardedModel, KeepingUnitsGatheredChangesNoBit) {
   const v1::RunSpec spec = SmallSpec();
   ExpectNear(Gpt2Gradients(spec, 2, true), Gpt2Gradients(spec, 2, false), 0);
+}
+
+// Six rows over one and two ranks: parts of 1, of 2, of 4 and 2, and more than there are.
+TEST(ShardedModel, MicroBatchesAddUpToTheSameMean) {
+  const v1::RunSpec spec = SmallSpec();
+  const Result whole = Gpt2Gradients(spec, 1, true);
+  for (const int64_t micro_batch : {1, 2, 4, 100}) {
+    for (const int ranks : {1, 2}) {
+      ExpectNear(whole, Gpt2Gradients(spec, ranks, ranks == 1, 2, micro_batch), 1e-5);
+    }
+  }
 }
 
 TEST(ShardedModel, ASecondStepFindsTheSameGradients) {
