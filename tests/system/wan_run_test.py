@@ -5,6 +5,8 @@ from wan_case import WanCase
 from xml_report import main
 
 FAR = Link(rate_mbit=10, rtt_ms=40, loss=0.01)
+# What no one sees above TCP, whose checksum finds a flipped bit.
+BAD = Link(rate_mbit=10, rtt_ms=10, reorder=0.05, duplicate=0.05, corrupt=0.02)
 
 
 class WanRun(WanCase):
@@ -23,6 +25,13 @@ class WanRun(WanCase):
         self.assert_replicas_equal(summaries)
         self.assertGreater(cluster.box.stats("a")["up"]["lost"], 0)
         print(summaries, cluster.box.stats("a"))
+
+    def test_reordered_doubled_and_damaged_packets_change_no_bit(self):
+        cluster = self.start({"a": 1, "b": 1}, steps=20, link=BAD)
+        self.assert_replicas_equal(self.finish(cluster))
+        counts = cluster.box.stats("a")["up"]
+        for what in ("reordered", "duplicated", "corrupted"):
+            self.assertGreater(counts[what], 0, counts)
 
     def test_a_node_of_one_rank_and_one_of_two_end_equal(self):
         cluster = self.start({"a": 1, "b": 2}, steps=12, link=Link(rate_mbit=100, rtt_ms=10))
