@@ -20,6 +20,18 @@ cc_library(
     ],
     deps = ["@gloo"],
 )
+
+# CUDA's half of it, with NCCL. It registers itself, so it is linked whether named or not.
+cc_library(
+    name = "torch_cuda",
+    linkopts = [
+        "-Wl,--no-as-needed",
+        "-ltorch_cuda",
+        "-lc10_cuda",
+        "-Wl,--as-needed",
+    ],
+    deps = [":torch"],
+)
 """
 
 def _libtorch(ctx):

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -17,27 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "worker/c10d_work.h"
 #include "worker/torch_status.h"
 
 namespace isthmus {
 namespace {
-
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-absl::Status LostRank(const std::exception& error) {
-  return absl::UnavailableError(
-      absl::StrCat("lost another rank of this node (", TorchMessage(error),
-                   "); see that rank's output, then start all ranks of the node again"));
-}
-
-class Finished final : public PendingCollective {
- public:
-  explicit Finished(absl::Status status) : status_(std::move(status)) {}
-  absl::Status Wait() override { return status_; }
-
- private:
-  absl::Status status_;
-};
 
 // A node of one rank.
 class SingleRank final : public ProcessGroup {
@@ -59,27 +42,6 @@ class SingleRank final : public ProcessGroup {
   absl::Status Barrier() override { return absl::OkStatus(); }
 };
 
-class PendingWork final : public PendingCollective {
- public:
-  explicit PendingWork(WorkPtr work) : work_(std::move(work)) {}
-  // The backend still reads and writes the tensors until the work has ended.
-  ~PendingWork() override { Wait().IgnoreError(); }
-  absl::Status Wait() override {
-    if (work_ == nullptr) return absl::OkStatus();
-    try {
-      work_->wait();
-    } catch (const std::exception& error) {
-      work_ = nullptr;
-      return LostRank(error);
-    }
-    work_ = nullptr;
-    return absl::OkStatus();
-  }
-
- private:
-  WorkPtr work_;
-};
-
 class C10dGroup : public ProcessGroup {
  public:
   C10dGroup(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store)
@@ -88,12 +50,12 @@ class C10dGroup : public ProcessGroup {
   int ranks() const override { return backend_->getSize(); }
 
   std::unique_ptr<PendingCollective> AllGather(at::Tensor part, at::Tensor full) override {
-    return Start([&] { return backend_->_allgather_base(full, part); });
+    return StartWork([&] { return backend_->_allgather_base(full, part); });
   }
   std::unique_ptr<PendingCollective> ReduceScatterMean(at::Tensor full, at::Tensor part) override {
     c10d::ReduceScatterOptions options;
     options.reduceOp = c10d::ReduceOp::AVG;
-    return Start([&] { return backend_->_reduce_scatter_base(part, full, options); });
+    return StartWork([&] { return backend_->_reduce_scatter_base(part, full, options); });
   }
   absl::Status AllReduceSum(absl::Span<double> values) override {
     return AllReduce(values.data(), values.size(), at::kDouble, c10d::ReduceOp::SUM);
@@ -108,20 +70,13 @@ class C10dGroup : public ProcessGroup {
     if (bytes->empty()) return absl::OkStatus();
     std::vector<at::Tensor> tensors = {
         at::from_blob(bytes->data(), {static_cast<int64_t>(bytes->size())}, at::kByte)};
-    return Start([&] { return backend_->broadcast(tensors); })->Wait();
+    return StartWork([&] { return backend_->broadcast(tensors); })->Wait();
   }
   absl::Status Barrier() override {
-    return Start([&] { return backend_->barrier(); })->Wait();
+    return StartWork([&] { return backend_->barrier(); })->Wait();
   }
 
  protected:
-  std::unique_ptr<PendingCollective> Start(const std::function<WorkPtr()>& start) {
-    try {
-      return std::make_unique<PendingWork>(start());
-    } catch (const std::exception& error) {
-      return std::make_unique<Finished>(LostRank(error));
-    }
-  }
   c10d::Backend& backend() { return *backend_; }
 
  private:
@@ -131,7 +86,7 @@ class C10dGroup : public ProcessGroup {
     std::vector<at::Tensor> tensors = {at::from_blob(data, {static_cast<int64_t>(count)}, type)};
     c10d::AllreduceOptions options;
     options.reduceOp = operation;
-    return Start([&] { return backend_->allreduce(tensors, options); })->Wait();
+    return StartWork([&] { return backend_->allreduce(tensors, options); })->Wait();
   }
 
   c10::intrusive_ptr<c10d::Store> store_;  // rank 0's serves the others: lives as long as the group
@@ -167,7 +122,8 @@ class GlooGroup final : public C10dGroup {
   std::unique_ptr<PendingCollective> ReduceScatterMean(at::Tensor full, at::Tensor part) override {
     at::Tensor received = at::empty_like(full);
     std::vector<int64_t> counts(ranks(), part.numel());
-    auto exchange = Start([&] { return backend().alltoall_base(received, full, counts, counts); });
+    auto exchange =
+        StartWork([&] { return backend().alltoall_base(received, full, counts, counts); });
     return std::make_unique<PendingMean>(std::move(exchange), received, part);
   }
 };
@@ -223,8 +179,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> StartProcessGroup(
   store.numWorkers = options.ranks;
   store.timeout = std::chrono::milliseconds(kRendezvousTimeoutMs);
   try {
-    return ConnectGloo(c10::make_intrusive<c10d::TCPStore>(options.master_addr, store),
-                       options.rank, options.ranks, options.master_addr);
+    const auto met = c10::make_intrusive<c10d::TCPStore>(options.master_addr, store);
+    auto group = ConnectGloo(met, options.rank, options.ranks, options.master_addr);
+    if (!options.upgrade) return group;
+    return options.upgrade(std::move(group), *met);
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat(
         "rank ", options.rank, " of ", options.ranks, " could not meet the others at ",

@@ -1,6 +1,6 @@
 // Collectives between the ranks of one node, as sharding needs them, behind c10d's Backend: Gloo on
-// a CPU now, NCCL fits into the same class. Every rank makes the same calls in the same order, from
-// one thread. A node of one rank gets an implementation that copies.
+// the host, and NCCL for tensors on a GPU (worker/process_group_nccl.h). Every rank makes the same
+// calls in the same order, from one thread. A node of one rank gets an implementation that copies.
 //
 //   auto group = StartProcessGroup({.rank = 0, .ranks = 2, .master_addr = "127.0.0.1",
 //                                   .master_port = 29500});
@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+
+namespace c10d {
+class Store;
+}  // namespace c10d
 
 namespace isthmus {
 
@@ -52,11 +57,16 @@ class ProcessGroup {
   virtual absl::Status Barrier() = 0;
 };
 
+// Puts another backend on top of a group that has met in `store`. Called by all ranks.
+using GroupUpgrade = std::function<absl::StatusOr<std::unique_ptr<ProcessGroup>>(
+    std::unique_ptr<ProcessGroup> group, c10d::Store& store)>;
+
 struct ProcessGroupOptions {
   int rank = 0;
   int ranks = 1;
   std::string master_addr;  // host where rank 0 listens for the others; unused with one rank
   int master_port = 0;
+  GroupUpgrade upgrade = nullptr;  // none; not called with one rank
 };
 
 // INVALID_ARGUMENT naming the field: rank, ranks or port out of range.

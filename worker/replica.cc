@@ -57,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Make(const ReplicaOptions& opt
   sharding.group = options.group;
   sharding.codec = options.spec.codec();
   sharding.reshard_after_forward = bytes > kKeepGatheredBytesMax;
+  sharding.placement.device = options.device;
   ISTHMUS_ASSIGN_OR_RETURN(replica->model_, ShardedModel::Make(std::move(model), sharding));
   ISTHMUS_RETURN_IF_ERROR(replica->FillStartState());
 

@@ -1,5 +1,5 @@
-// What one rank holds of a run: its part of the model, and method `demo` on that part. Built from
-// the RunSpec alone (and a start file), so that all nodes begin alike.
+// What one rank holds of a run: its part of the model, and the run's method on that part. Built
+// from the RunSpec alone (and a start file), so that all nodes begin alike.
 //
 // Calls that say "all ranks" are collective: every rank of the node makes them in the same order.
 #pragma once
@@ -25,6 +25,8 @@ struct ReplicaOptions {
   // Checkpoint (worker/checkpoint.h) with the start state; empty: from the spec's seed.
   std::string start_file;
   int threads = 1;
+  // Of forward and backward.
+  at::Device device = at::kCPU;
   // Sequences that a rank computes at a time; their gradients are added up. 0: all of its rows.
   int64_t micro_batch = 0;
 };
@@ -38,8 +40,9 @@ class Replica {
   // The chunks this rank holds, ascending, disjoint.
   const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return method_->ranges(); }
 
-  // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h). Frozen tensors, if
-  // there are any, are hashed with it: nodes that differ in them must not join one run.
+  // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h). The base
+  // optimizer's moments and frozen tensors, if there are any, are hashed with it: nodes that differ
+  // in them must not join one run.
   absl::StatusOr<std::string> StateSha256(uint64_t step);
   // All ranks; rank 0 writes a checkpoint with every tensor, frozen ones too, to `path`.
   absl::Status Save(const std::string& path);

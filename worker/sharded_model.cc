@@ -29,6 +29,11 @@ v1::Manifest ManifestOf(const std::vector<ModelTensor>& tensors, bool with_froze
   return manifest;
 }
 
+// Itself where it is there already, or undefined.
+at::Tensor OnDevice(const at::Tensor& tensor, at::Device device) {
+  return tensor.defined() ? tensor.to(device) : tensor;
+}
+
 // One unit for each stage that is the first to name some tensor; (*owner)[tensor] is its unit.
 absl::StatusOr<std::vector<UnitTensors>> UnitsOf(const Model& model, std::vector<int>* owner) {
   std::vector<UnitTensors> units;
@@ -86,8 +91,8 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> ShardedModel::Make(
     made->manifest_number_.push_back(tensor.frozen ? -1 : number++);
   }
   for (UnitPlan& unit : plan) {
-    made->units_.push_back(
-        std::make_unique<ShardedUnit>(std::move(unit), made->model_.tensors, options.group));
+    made->units_.push_back(std::make_unique<ShardedUnit>(std::move(unit), made->model_.tensors,
+                                                         options.group, options.placement));
   }
   for (const Stage& stage : made->model_.stages) {
     std::vector<StageInput> inputs;
@@ -181,13 +186,15 @@ std::vector<at::Tensor> ShardedModel::StageTensors(size_t stage) const {
 
 absl::StatusOr<at::Tensor> ShardedModel::RunForward(const Batch& batch, std::vector<Kept>* kept) {
   const size_t last = model_.stages.size() - 1;
+  const Batch there = {OnDevice(batch.tokens, options_.placement.device),
+                       OnDevice(batch.targets, options_.placement.device)};
   at::Tensor activation;
   for (size_t stage = 0; stage <= last; ++stage) {
     ISTHMUS_RETURN_IF_ERROR(FinishGather(stage));
     if (stage < last) StartGather(stage + 1);
     // Cut from the stage before: backward calls each stage's own piece of the graph.
     if (kept != nullptr && stage > 0) activation = activation.detach().requires_grad_(true);
-    at::Tensor output = model_.stages[stage].run(activation, StageTensors(stage), batch);
+    at::Tensor output = model_.stages[stage].run(activation, StageTensors(stage), there);
     if (kept != nullptr) kept->push_back({activation, output});
     activation = output;
     if (stage < last) FreeAfter(stage, stage + 1);
@@ -274,6 +281,7 @@ absl::StatusOr<at::Tensor> ShardedModel::Forward(const Batch& batch) {
   ISTHMUS_RETURN_IF_ERROR(CatchTorch("forward", [&]() -> absl::Status {
     at::NoGradGuard no_grad;
     ISTHMUS_ASSIGN_OR_RETURN(output, RunForward(batch, nullptr));
+    output = OnDevice(output, at::kCPU);
     return absl::OkStatus();
   }));
   return output;
@@ -285,7 +293,7 @@ absl::Status ShardedModel::VisitFullTensors(
     for (const auto& unit : units_) {
       ISTHMUS_RETURN_IF_ERROR(unit->FinishGather());
       for (size_t i = 0; i < unit->plan().tensors.size(); ++i) {
-        const at::Tensor& full = unit->full(i);
+        const at::Tensor full = OnDevice(unit->full(i), at::kCPU);
         ISTHMUS_RETURN_IF_ERROR(
             visit(model_.tensors[unit->plan().tensors[i]],
                   absl::MakeConstSpan(full.const_data_ptr<float>(), full.numel())));

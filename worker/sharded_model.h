@@ -29,6 +29,8 @@ struct ShardedModelOptions {
   // Free a unit's full tensors between its forward and its backward. Off, they stay until the
   // parameters change: one gather a step instead of two, for models that fit.
   bool reshard_after_forward = true;
+  // Where full tensors are, and forward and backward run.
+  UnitPlacement placement = UnitPlacement();
 };
 
 class ShardedModel {

@@ -20,14 +20,16 @@ at::Tensor Unwatched(const at::Tensor& tensor) { return at::Tensor(tensor.variab
 }  // namespace
 
 ShardedUnit::ShardedUnit(UnitPlan plan, const std::vector<ModelTensor>& tensors,
-                         ProcessGroup* group)
-    : plan_(std::move(plan)), group_(group) {
+                         ProcessGroup* group, const UnitPlacement& placement)
+    : plan_(std::move(plan)),
+      group_(group),
+      there_(at::TensorOptions(at::kFloat).device(placement.device)),
+      views_own_(group->ranks() == 1 && !placement.apart && placement.device.is_cpu()) {
   at::NoGradGuard no_grad;
   const int64_t padded = static_cast<int64_t>(plan_.padded_elements);
   own_ = at::zeros({padded}, at::kFloat);
   own_gradient_ = at::zeros({padded}, at::kFloat);
-  const bool alone = group_->ranks() == 1;
-  flat_ = alone ? own_ : at::empty({static_cast<int64_t>(plan_.elements)}, at::kFloat);
+  flat_ = views_own_ ? own_ : at::empty({static_cast<int64_t>(plan_.elements)}, there_);
 
   ISTHMUS_CHECK(std::is_sorted(plan_.tensors.begin(), plan_.tensors.end()));
   local_.resize(plan_.tensors.back() - plan_.tensors.front() + 1);
@@ -54,8 +56,9 @@ const float* ShardedUnit::own_gradient() const { return own_gradient_.const_data
 void ShardedUnit::StartGather() {
   if (state_ != State::kFreed) return;
   const int64_t padded = static_cast<int64_t>(plan_.padded_elements);
-  gathered_ = at::empty({padded * group_->ranks()}, at::kFloat);
-  gathering_ = group_->AllGather(own_, gathered_);
+  sent_ = own_.to(there_);  // itself, where that is the CPU
+  gathered_ = at::empty({padded * group_->ranks()}, there_);
+  gathering_ = group_->AllGather(sent_, gathered_);
   state_ = State::kGathering;
 }
 
@@ -77,13 +80,13 @@ absl::Status ShardedUnit::FinishGather() {
           .copy_(gathered_.narrow(0, begin + static_cast<int64_t>(slice.offset), elements));
     }
   }
-  gathered_ = at::Tensor();
+  sent_ = gathered_ = at::Tensor();
   state_ = State::kGathered;
   return absl::OkStatus();
 }
 
 void ShardedUnit::Free() {
-  if (group_->ranks() == 1 || state_ != State::kGathered) return;
+  if (views_own_ || state_ != State::kGathered) return;
   const at::Storage& storage = flat_.storage();
   storage.set_data_ptr_noswap(storage.allocator()->allocate(0));
   storage.set_nbytes(0);
@@ -103,10 +106,10 @@ void ShardedUnit::ScaleGradient(float scale) {
 absl::Status ShardedUnit::StartAddGradients(const std::vector<at::Tensor>& gradients) {
   ISTHMUS_RETURN_IF_ERROR(FinishAddGradients());
   at::NoGradGuard no_grad;
-  const bool alone = group_->ranks() == 1;
+  const bool alone = views_own_;
   const int64_t padded = static_cast<int64_t>(plan_.padded_elements);
   at::Tensor target = own_gradient_;
-  if (!alone) target = scattering_full_ = at::empty({padded * group_->ranks()}, at::kFloat);
+  if (!alone) target = scattering_full_ = at::empty({padded * group_->ranks()}, there_);
   for (int rank = 0; rank < group_->ranks(); ++rank) {
     for (const ShardSlice& slice : plan_.slices[rank]) {
       const int64_t elements = static_cast<int64_t>(slice.elements);
@@ -129,7 +132,7 @@ absl::Status ShardedUnit::StartAddGradients(const std::vector<at::Tensor>& gradi
     if (!alone) target.narrow(0, rank * padded + held, padded - held).zero_();
   }
   if (alone || padded == 0) return absl::OkStatus();
-  scattering_part_ = at::empty({padded}, at::kFloat);
+  scattering_part_ = at::empty({padded}, there_);
   scattering_ = group_->ReduceScatterMean(scattering_full_, scattering_part_);
   return absl::OkStatus();
 }
@@ -138,7 +141,7 @@ absl::Status ShardedUnit::FinishAddGradients() {
   if (scattering_ == nullptr) return absl::OkStatus();
   ISTHMUS_RETURN_IF_ERROR(std::exchange(scattering_, nullptr)->Wait());
   at::NoGradGuard no_grad;
-  own_gradient_.add_(scattering_part_);
+  own_gradient_.add_(scattering_part_.to(at::kCPU));
   scattering_full_ = scattering_part_ = at::Tensor();
   return absl::OkStatus();
 }

@@ -6,11 +6,13 @@
 //
 // Free gives the flat storage's memory back but keeps the storage itself, as fully sharded training
 // in PyTorch does: what autograd saved in forward still points into it, and sees the same values
-// again after the next Gather. With one rank the full tensors are views of the own part, and
-// nothing is moved. Errors and threads: as ProcessGroup.
+// again after the next Gather. With one rank on the CPU the full tensors are views of the own part,
+// and nothing is moved. The own parts are on the host, the full tensors on the unit's device.
+// Errors and threads: as ProcessGroup.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <memory>
 #include <vector>
@@ -22,10 +24,19 @@
 
 namespace isthmus {
 
+// Where full tensors are.
+struct UnitPlacement {
+  at::Device device = at::kCPU;
+  // They have memory of their own with one rank too. Always so on another device than the CPU;
+  // tests of that path set it.
+  bool apart = false;
+};
+
 class ShardedUnit {
  public:
   // `tensors` are those of the model, that the plan's numbers mean. `group` outlives the unit.
-  ShardedUnit(UnitPlan plan, const std::vector<ModelTensor>& tensors, ProcessGroup* group);
+  ShardedUnit(UnitPlan plan, const std::vector<ModelTensor>& tensors, ProcessGroup* group,
+              const UnitPlacement& placement = UnitPlacement());
 
   const UnitPlan& plan() const { return plan_; }
   // The slices of this rank, in order; their offsets point into own() and own_gradient().
@@ -54,6 +65,8 @@ class ShardedUnit {
 
   UnitPlan plan_;
   ProcessGroup* group_;
+  const at::TensorOptions there_;  // float32 on the device of the full tensors
+  const bool views_own_;           // the full tensors are views of the own part
   State state_ = State::kFreed;
   at::Tensor own_;
   at::Tensor own_gradient_;
@@ -61,7 +74,7 @@ class ShardedUnit {
   std::vector<at::Tensor> full_;        // what stages get
   std::vector<at::Tensor> full_write_;  // the same memory, flat, unseen by autograd
   std::vector<size_t> local_;           // [tensor number - lowest of the unit] index in the unit
-  at::Tensor gathered_;                 // padded parts of all ranks, while gathering
+  at::Tensor sent_, gathered_;          // own part, padded parts of all ranks, while gathering
   std::unique_ptr<PendingCollective> gathering_;
   at::Tensor scattering_full_, scattering_part_;
   std::unique_ptr<PendingCollective> scattering_;

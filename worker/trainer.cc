@@ -98,6 +98,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
   replica.group = options.group;
   replica.start_file = options.start_file;
   replica.threads = options.threads;
+  replica.device = options.device;
   replica.micro_batch = options.micro_batch;
   ISTHMUS_ASSIGN_OR_RETURN(trainer->replica_, Replica::Make(replica));
   trainer->summary_.dense_bytes_per_round =

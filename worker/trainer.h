@@ -40,6 +40,8 @@ struct TrainerOptions {
   int sample_bytes = 0;
   std::string sample_prompt = "The ";
   int threads = 1;
+  // Of forward and backward.
+  at::Device device = at::kCPU;
   int64_t micro_batch = 0;     // sequences computed at a time; 0: all of a rank's
   bool quiet = false;          // nothing on stdout
   std::function<bool()> stop;  // asked between steps; true ends Run with CANCELLED

@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/main_flags.h"
 #include "base/status_macros.h"
+#include "worker/accelerator.h"
 #include "worker/eval.h"
 #include "worker/process_group.h"
 #include "worker/rank_client.h"
@@ -47,6 +48,8 @@ ABSL_FLAG(std::string, metrics_file, "", "file for a JSON line a round (rank 0 w
 ABSL_FLAG(int, sample, 0, "bytes of text to generate at the end");
 ABSL_FLAG(std::string, sample_prompt, "The ", "what the text begins with");
 ABSL_FLAG(int, threads, 1, "threads to compute with");
+ABSL_FLAG(std::string, device, "",
+          "cpu or cuda; default: cuda where this program has it and a GPU is there");
 ABSL_FLAG(int, micro_batch, 0,
           "sequences a rank computes at a time, their gradients added up; 0: all of a step's");
 // Without a run.
@@ -198,11 +201,11 @@ absl::Status CheckFlags(const std::vector<std::string>& words) {
   if (absl::GetFlag(FLAGS_data).empty()) {
     return absl::InvalidArgumentError("--data is not set; name one or more data files");
   }
+  ISTHMUS_RETURN_IF_ERROR(CheckThreads());
   if (absl::GetFlag(FLAGS_micro_batch) < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--micro_batch is ", absl::GetFlag(FLAGS_micro_batch), "; it must be 0 or more"));
   }
-  ISTHMUS_RETURN_IF_ERROR(CheckThreads());
   if (absl::GetFlag(FLAGS_sample) < 0 || absl::GetFlag(FLAGS_sample) > kSampleBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("--sample is ", absl::GetFlag(FLAGS_sample),
                                                    "; it must be 0 to ", kSampleBytesMax));
@@ -211,6 +214,13 @@ absl::Status CheckFlags(const std::vector<std::string>& words) {
     return absl::InvalidArgumentError("--sample_prompt is empty; it must have a byte");
   }
   return CheckLogLevel(absl::GetFlag(FLAGS_log_level));
+}
+
+// The GPU with the number LOCAL_RANK, or without that variable the number of the rank.
+absl::StatusOr<Accelerator> ReadDeviceFlag(int rank) {
+  int local_rank = std::getenv("LOCAL_RANK") == nullptr ? rank : -1;
+  ISTHMUS_RETURN_IF_ERROR(FromEnvironment("rank", "LOCAL_RANK", &local_rank));
+  return ChooseAccelerator(absl::GetFlag(FLAGS_device), local_rank);
 }
 
 // Why it was stopped: a signal to one rank ends all of them.
@@ -234,8 +244,10 @@ TrainerOptions ReadTrainerOptions() {
   return options;
 }
 
-absl::Status Train(const ProcessGroupOptions& group_options) {
+absl::Status Train(ProcessGroupOptions group_options, const Accelerator& accelerator) {
+  group_options.upgrade = accelerator.upgrade;
   TrainerOptions options = ReadTrainerOptions();
+  options.device = accelerator.device;
   ISTHMUS_RETURN_IF_ERROR(CheckTrainerFiles(options, group_options.rank));
   RankClientOptions client_options;
   client_options.agent = absl::GetFlag(FLAGS_agent);
@@ -277,6 +289,9 @@ int Main(int argc, char** argv) {
   absl::Status flags = CheckFlags(words);
   if (flags.ok()) flags = ReadGroupFlags(&group);
   if (flags.ok()) flags = CheckProcessGroupOptions(group);
+  absl::StatusOr<Accelerator> accelerator = Accelerator();
+  if (flags.ok()) accelerator = ReadDeviceFlag(group.rank);
+  if (flags.ok()) flags = accelerator.status();
   if (!flags.ok()) {
     std::fprintf(stderr, "trainer: %s\n", std::string(flags.message()).c_str());
     return kExitFlags;
@@ -284,7 +299,7 @@ int Main(int argc, char** argv) {
   StartLog(absl::StrCat("trainer-", group.rank), absl::GetFlag(FLAGS_log_level));
   HandleSignals();
   SetTorchThreads(absl::GetFlag(FLAGS_threads));
-  const absl::Status status = Train(group);
+  const absl::Status status = Train(group, *accelerator);
   if (status.ok()) return 0;
   if (stop_requested.load() || absl::IsCancelled(status)) {
     LogInfo(StopReason());
