@@ -83,17 +83,33 @@ def _stretch(file, path, begin, end, to_val):
         begin += size
 
 
+def _border(file, size, fraction):
+    """Where the last share of a file begins: at a line, else at a word, else at a character."""
+    share = int(size * fraction)
+    if share == 0:
+        return size
+    before = size - share - 1  # a border that lies well already stays
+    file.seek(before)
+    text = file.read(min(BLOCK_BYTES, share + 1))
+    for mark in (b"\n", b" "):
+        begin = text.find(mark) + 1
+        if 0 < begin < len(text):
+            return before + begin
+    begin = 1
+    while begin < len(text) and text[begin] & 0xC0 == 0x80:
+        begin += 1
+    return before + begin
+
+
 def file_pieces(path, split):
-    """A file as one document; its last share, from the next line's begin on, is for validation."""
+    """A file as one document; its last share is for validation."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         border = size
         if split.every:
             border = 0 if split.next_is_val() else size
         elif split.fraction:
-            file.seek(size - int(size * split.fraction))
-            if file.readline(LINE_BYTES_MAX).endswith(b"\n"):
-                border = file.tell()
+            border = _border(file, size, split.fraction)
         yield from _stretch(file, path, 0, border, False)
         yield from _stretch(file, path, border, size, True)
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import unittest
 from array import array
+from fractions import Fraction
 from pathlib import Path
 
 import documents
@@ -189,6 +190,19 @@ class Pieces(unittest.TestCase):
     def pieces(self, text, **options):
         self.path.write_bytes(text)
         return list(all_pieces([self.path], Split(0, 0), **options))
+
+    def test_the_last_share_begins_at_a_line_or_a_word_or_a_character(self):
+        for text, wanted in (
+            (b"a b\nc d\ne f g", b"e f g"),
+            (b"some words here", b"here"),
+            ("ééééééé".encode(), "éé".encode()),
+            (b"abcdefgh", b"fgh"),
+            (b"ab", b""),
+        ):
+            self.path.write_bytes(text)
+            got = list(all_pieces([self.path], Split(Fraction("0.4"), 0)))
+            self.assertEqual(b"".join(p.text for p in got), text)
+            self.assertEqual(b"".join(p.text for p in got if p.to_val), wanted, text)
 
     def test_long_documents_are_cut_between_lines_and_characters(self):
         seed = random.SystemRandom().randrange(1 << 32)
