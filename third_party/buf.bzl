@@ -1,4 +1,4 @@
-"""The program buf, from the Python environment that ./dev setup makes: tests call services with it."""
+"""The program buf, from the Python environment of ./dev setup: tests call services with it."""
 
 def _buf(ctx):
     program = ctx.os.environ.get("ISTHMUS_VENV", "") + "/bin/buf"
