@@ -69,10 +69,9 @@ void RunFlat(int threads, State* state) {
     ReserveRuns(kSide, kCols, Reserving(), state->gradient.data() + run * kSide,
                 state->momentum.data() + run * kSide, scratch, &state->sent[run]);
   });
-  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
+  ForEachItem(threads, [&](size_t item, ChunkScratch*) {
     const size_t run = item * kCols;
-    StepRuns(kSide, kCols, Stepping(), &state->sent[run], state->parameters.data() + run * kSide,
-             scratch);
+    StepRuns(kSide, kCols, Stepping(), &state->sent[run], state->parameters.data() + run * kSide);
   });
 }
 
@@ -103,9 +102,10 @@ void FloorOf(size_t size, const float* __restrict g, float* __restrict d, float*
   }
 }
 
+// In as many parts as ours, so that a processor that does something else hits both alike.
 void RunFloor(int threads, State* state) {
-  const size_t part = state->gradient.size() / threads;
-  ParallelFor(threads, threads, [&](size_t i) {
+  const size_t part = kSide * kCols;
+  ParallelFor(kRows / kSide, threads, [&](size_t i) {
     FloorOf(part, state->gradient.data() + i * part, state->momentum.data() + i * part,
             state->parameters.data() + i * part);
   });

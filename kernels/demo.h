@@ -118,8 +118,8 @@ void StepChunk(ChunkShape shape, const StepRule& rule, const Components& merged,
                size_t stride, ChunkScratch* scratch);
 
 // The same for `count` runs of `cols` elements that follow each other without a gap.
-void StepRuns(uint32_t cols, size_t count, const StepRule& rule, const Components* merged, float* p,
-              ChunkScratch* scratch);
+void StepRuns(uint32_t cols, size_t count, const StepRule& rule, const Components* merged,
+              float* p);
 
 struct AdamWRule {
   float beta1 = 0.9f;

@@ -26,7 +26,7 @@ namespace HWY_NAMESPACE {
 // A run is handled as the only one of its batch.
 void Encode(ChunkShape shape, const float* x, size_t stride, ChunkScratch* scratch) {
   const size_t padded = PaddedSide(shape.cols);
-  float* HWY_RESTRICT tile = shape.rows == 1 ? scratch->third : scratch->first;
+  float* HWY_RESTRICT tile = scratch->first;
   for (size_t j = 0; j < shape.rows; ++j) {
     float* HWY_RESTRICT row = tile + j * padded;
     std::copy_n(x + j * stride, shape.cols, row);
@@ -46,72 +46,90 @@ void Decode(ChunkShape shape, const Components& components, float* y, float* x) 
   });
 }
 
-// d <- beta * d + eta * g for one row, and a copy of it in `tile`, padded with zeros. Where memory
-// `ahead` of it is wanted next, it is asked for.
-template <bool has_gradient, bool prefetch>
-HWY_INLINE void MomentumOfRow(const ReserveRule& rule, size_t cols, const float* g, float* d,
-                              float* HWY_RESTRICT tile) {
+// A chunk's gradient; null stands for zeros.
+struct Gradient {
+  const float* g;
+  size_t stride;
+};
+
+// tile <- beta * d + eta * g, each row padded with zeros. What lies `ahead` elements further on is
+// asked for, unless that is 0.
+template <bool has_gradient>
+HWY_INLINE void MomentumOfRows(ChunkShape shape, const ReserveRule& rule, Gradient gradient,
+                               const float* d, size_t stride, size_t ahead,
+                               float* HWY_RESTRICT tile) {
   const FloatTag tag;
   const FloatVec beta = hn::Set(tag, rule.beta);
   const FloatVec eta = hn::Set(tag, rule.eta);
-  constexpr size_t kLine = 64 / sizeof(float);
-  for (size_t l = 0; l < cols; l += kLanes) {
-    const size_t left = cols - l;
-    const FloatVec from = has_gradient ? LoadPart(g + l, left) : hn::Zero(tag);
-    const FloatVec decayed = hn::Mul(beta, LoadPart(d + l, left));
-    const FloatVec momentum = hn::Add(decayed, hn::Mul(eta, from));
-    hn::StoreU(momentum, tag, tile + l);
-    StorePart(momentum, d + l, left);
-    if (prefetch && l % kLine == 0) {
-      hwy::Prefetch(d + cols + l);
-      if (has_gradient) hwy::Prefetch(g + cols + l);
-    }
-  }
-  std::fill(tile + cols, tile + PaddedSide(cols), 0.0f);
-}
-
-// The chunk to the right is most likely the next one: its rows are asked for while this one is
-// computed.
-HWY_INLINE void MomentumOfTile(ChunkShape shape, const ReserveRule& rule, const float* g,
-                               size_t g_stride, float* d, size_t stride, float* tile) {
   const size_t padded = PaddedSide(shape.cols);
-  for (size_t j = 0; j < shape.rows; ++j) {
-    if (g != nullptr) {
-      MomentumOfRow<true, true>(rule, shape.cols, g + j * g_stride, d + j * stride,
-                                tile + j * padded);
-    } else {
-      MomentumOfRow<false, true>(rule, shape.cols, nullptr, d + j * stride, tile + j * padded);
+  for (size_t j = 0; j < shape.rows; ++j, d += stride, tile += padded) {
+    const float* g = has_gradient ? gradient.g + j * gradient.stride : nullptr;
+    for (size_t l = 0; l < shape.cols; l += kLanes) {
+      const size_t left = shape.cols - l;
+      const FloatVec from = has_gradient ? LoadPart(g + l, left) : hn::Zero(tag);
+      const FloatVec decayed = hn::Mul(beta, LoadPart(d + l, left));
+      hn::StoreU(hn::Add(decayed, hn::Mul(eta, from)), tag, tile + l);
+      if (ahead == 0) continue;
+      hwy::Prefetch(d + l + ahead);
+      if (has_gradient) hwy::Prefetch(g + l + ahead);
     }
+    std::fill(tile + shape.cols, tile + padded, 0.0f);
   }
 }
 
-// d <- d - alpha * decode(sent)
-HWY_INLINE void SubtractSent(ChunkShape shape, float alpha, const Components& sent, float* d,
-                             size_t stride, ChunkScratch* scratch) {
-  const FloatVec scale = hn::Set(FloatTag(), -alpha);
-  DecodeTile(shape, sent, scratch->first, [=](size_t j, size_t l, FloatVec sum, size_t left) {
-    float* at = d + j * stride + l;
-    StorePart(hn::Add(LoadPart(at, left), hn::Mul(scale, sum)), at, left);
-  });
+HWY_INLINE void Momentum(ChunkShape shape, const ReserveRule& rule, Gradient gradient,
+                         const float* d, size_t stride, size_t ahead, float* tile) {
+  if (gradient.g != nullptr) {
+    MomentumOfRows<true>(shape, rule, gradient, d, stride, ahead, tile);
+  } else {
+    MomentumOfRows<false>(shape, rule, gradient, d, stride, ahead, tile);
+  }
 }
 
-// Up to kLanes runs side by side.
+// What takes decoded sums out of the momentum: d <- tile - alpha * sum, `tile` being padded.
+// What lies `ahead` elements further on is asked for, unless that is 0.
+struct Subtraction {
+  float alpha;
+  const float* tile;
+  size_t tile_stride;
+  float* d;
+  size_t stride;
+  Gradient gradient;
+  size_t ahead;
+
+  HWY_INLINE void operator()(size_t j, size_t l, FloatVec sum, size_t left) const {
+    const FloatTag tag;
+    float* at = d + j * stride + l;
+    if (ahead != 0) {
+      hwy::Prefetch(at + ahead);
+      if (gradient.g != nullptr) hwy::Prefetch(gradient.g + j * gradient.stride + l + ahead);
+    }
+    const FloatVec momentum = hn::LoadU(tag, tile + j * tile_stride + l);
+    const FloatVec sent = hn::Mul(hn::Set(tag, -alpha), sum);
+    StorePart(hn::Add(momentum, sent), at, left);
+  }
+};
+
+// Up to kLanes runs side by side. To the momentum they are the rows of one tile. The next batch's
+// memory is asked for bit by bit while sums are computed.
 HWY_INLINE void ReserveBatch(uint32_t cols, size_t count, const ReserveRule& rule, const float* g,
                              float* d, ChunkScratch* scratch, Components* sent) {
   const size_t padded = PaddedSide(cols);
-  for (size_t i = 0; i < count; ++i) {
-    float* tile = scratch->third + i * padded;
-    if (g != nullptr) {
-      MomentumOfRow<true, false>(rule, cols, g + i * cols, d + i * cols, tile);
-    } else {
-      MomentumOfRow<false, false>(rule, cols, nullptr, d + i * cols, tile);
-    }
-  }
+  Momentum({static_cast<uint32_t>(count), cols}, rule, {g, cols}, d, cols, /*ahead=*/0,
+           scratch->first);
   EncodeRuns(cols, scratch);
   SelectOfRuns(cols, count, rule.k, scratch, sent);
-  for (size_t i = 0; i < count; ++i) {
-    SubtractSent({1, cols}, rule.alpha, sent[i], d + i * cols, cols, scratch);
+  const auto subtraction = [&](size_t i) {
+    const Gradient gradient{g == nullptr ? nullptr : g + i * cols, cols};
+    return Subtraction{
+        rule.alpha,   scratch->first + i * padded, padded, d + i * cols, cols, gradient,
+        kLanes * cols};
+  };
+  size_t i = 0;
+  for (; i + 2 <= count; i += 2) {
+    DecodeTwoRuns(cols, sent[i], sent[i + 1], subtraction(i), subtraction(i + 1));
   }
+  if (i < count) DecodeRun(cols, sent[i], subtraction(i));
 }
 
 void ReserveSome(uint32_t cols, size_t count, const ReserveRule& rule, const float* g, float* d,
@@ -122,12 +140,21 @@ void ReserveSome(uint32_t cols, size_t count, const ReserveRule& rule, const flo
   }
 }
 
+// The tile to the right is most likely the next one. Its rows are short and far from each other, so
+// that no hardware looks ahead; asking for them at the beginning was the fastest.
 void Reserve(ChunkShape shape, const ReserveRule& rule, const float* g, size_t g_stride, float* d,
              size_t stride, ChunkScratch* scratch, Components* sent) {
-  MomentumOfTile(shape, rule, g, g_stride, d, stride, scratch->first);
+  Momentum(shape, rule, {g, g_stride}, d, stride, shape.cols, scratch->first);
   EncodeTile(shape, scratch);
   Select(shape.elements(), rule.k, scratch, sent);
-  SubtractSent(shape, rule.alpha, *sent, d, stride, scratch);
+  DecodeTile(shape, *sent, scratch->second,
+             Subtraction{rule.alpha,
+                         scratch->first,
+                         PaddedSide(shape.cols),
+                         d,
+                         stride,
+                         {g, g_stride},
+                         shape.cols});
 }
 
 // -1, 0 or +1; +0 for what is neither above nor below 0.
@@ -140,38 +167,58 @@ HWY_INLINE FloatVec SignOf(FloatVec x) {
   return hn::Sub(positive, negative);
 }
 
+// What moves parameters by decoded sums, and asks for those that come next, `ahead` elements on.
 template <bool sign>
-HWY_INLINE void StepWith(ChunkShape shape, const StepRule& rule, const Components& merged, float* p,
-                         size_t stride, ChunkScratch* scratch) {
-  const FloatTag d;
-  const FloatVec eta = hn::Set(d, rule.eta);
-  const FloatVec factor = hn::Set(d, rule.decay_factor);
-  DecodeTile(shape, merged, scratch->first, [=](size_t j, size_t l, FloatVec sum, size_t left) {
+struct Stepping {
+  const StepRule* rule;
+  float* p;
+  size_t stride;
+  size_t ahead;
+
+  HWY_INLINE void operator()(size_t j, size_t l, FloatVec sum, size_t left) const {
+    const FloatTag d;
     float* at = p + j * stride + l;
+    hwy::Prefetch(at + ahead);
     const FloatVec u = sign ? SignOf(sum) : sum;
-    const FloatVec kept = hn::Mul(factor, LoadPart(at, left));
-    StorePart(hn::Sub(kept, hn::Mul(eta, u)), at, left);
-    if (shape.rows > 1) hwy::Prefetch(at + shape.cols);
-  });
+    const FloatVec kept = hn::Mul(hn::Set(d, rule->decay_factor), LoadPart(at, left));
+    StorePart(hn::Sub(kept, hn::Mul(hn::Set(d, rule->eta), u)), at, left);
+  }
+};
+
+template <bool sign>
+HWY_INLINE void StepRunsBy(uint32_t cols, size_t count, const StepRule& rule,
+                           const Components* merged, float* p) {
+  // Runs ahead whose memory is asked for: components lie all over the heap.
+  constexpr size_t kAhead = 8;
+  const auto stepping = [&](size_t i) {
+    return Stepping<sign>{&rule, p + i * cols, cols, kAhead * cols};
+  };
+  size_t i = 0;
+  for (; i + 2 <= count; i += 2) {
+    for (size_t next = i + kAhead; next < std::min(i + kAhead + 2, count); ++next) {
+      hwy::Prefetch(merged[next].index.data());
+      hwy::Prefetch(merged[next].value.data());
+    }
+    DecodeTwoRuns(cols, merged[i], merged[i + 1], stepping(i), stepping(i + 1));
+  }
+  if (i < count) DecodeRun(cols, merged[i], stepping(i));
 }
 
-void StepSome(uint32_t cols, size_t count, const StepRule& rule, const Components* merged, float* p,
-              ChunkScratch* scratch) {
-  for (size_t i = 0; i < count; ++i) {
-    if (rule.sign) {
-      StepWith<true>({1, cols}, rule, merged[i], p + i * cols, cols, scratch);
-    } else {
-      StepWith<false>({1, cols}, rule, merged[i], p + i * cols, cols, scratch);
-    }
+void StepSome(uint32_t cols, size_t count, const StepRule& rule, const Components* merged,
+              float* p) {
+  if (rule.sign) {
+    StepRunsBy<true>(cols, count, rule, merged, p);
+  } else {
+    StepRunsBy<false>(cols, count, rule, merged, p);
   }
 }
 
 void Step(ChunkShape shape, const StepRule& rule, const Components& merged, float* p, size_t stride,
           ChunkScratch* scratch) {
   if (rule.sign) {
-    StepWith<true>(shape, rule, merged, p, stride, scratch);
+    DecodeTile(shape, merged, scratch->first, Stepping<true>{&rule, p, stride, shape.cols});
   } else {
-    StepWith<false>(shape, rule, merged, p, stride, scratch);
+    DecodeTile(shape, merged, scratch->first, Stepping<false>{&rule, p, stride, shape.cols});
   }
 }
 
@@ -252,10 +299,10 @@ void StepChunk(ChunkShape shape, const StepRule& rule, const Components& merged,
   HWY_DYNAMIC_DISPATCH(Step)(shape, rule, merged, p, stride, scratch);
 }
 
-void StepRuns(uint32_t cols, size_t count, const StepRule& rule, const Components* merged, float* p,
-              ChunkScratch* scratch) {
+void StepRuns(uint32_t cols, size_t count, const StepRule& rule, const Components* merged,
+              float* p) {
   CheckShape({1, cols});
-  HWY_DYNAMIC_DISPATCH(StepSome)(cols, count, rule, merged, p, scratch);
+  HWY_DYNAMIC_DISPATCH(StepSome)(cols, count, rule, merged, p);
 }
 
 }  // namespace isthmus

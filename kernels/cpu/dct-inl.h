@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "base/limits.h"
 #include "kernels/chunk.h"
 #include "kernels/cpu/dct_angles.h"
 #include "kernels/cpu/vectors-inl.h"
@@ -88,105 +89,102 @@ struct Dct2<1> {
   }
 };
 
-// The DCT-II of each of `width` columns of n elements; `width` is a multiple of the vector's
-// length, rows of both are `stride` elements apart.
+// The DCT-II of one vector of columns of n elements, rows of `from` being `stride` elements apart;
+// rows of `to` follow each other.
 template <size_t n>
-HWY_NOINLINE void FastColumns(size_t width, size_t stride, const float* HWY_RESTRICT from,
+HWY_NOINLINE void FastColumns(const float* HWY_RESTRICT from, size_t stride,
                               float* HWY_RESTRICT to) {
   const FloatTag d;
-  const absl::Span<const float> basis = DctBasis(n);
-  const FloatVec scale0 = hn::Set(d, basis[0]);
-  const FloatVec scale = hn::Set(d, kDctScale<n>);
-  for (size_t v = 0; v < width; v += kLanes) {
-    FloatVec x[n], y[n];
-    HWY_UNROLL(128)
-    for (size_t j = 0; j < n; ++j) x[j] = hn::LoadU(d, from + j * stride + v);
-    Dct2<n>::Run(x, y);
-    hn::StoreU(hn::Mul(y[0], scale0), d, to + v);
-    HWY_UNROLL(128)
-    for (size_t b = 1; b < n; ++b) {
-      hn::StoreU(hn::Mul(y[b], scale), d, to + b * stride + v);
-    }
-  }
+  const FloatVec scale0 = hn::Set(d, SqrtOfOneOver(n));
+  const FloatVec scale = hn::Set(d, SqrtOfOneOver(n / 2));
+  FloatVec x[n], y[n];
+  HWY_UNROLL(128)
+  for (size_t j = 0; j < n; ++j) x[j] = hn::LoadU(d, from + j * stride);
+  Dct2<n>::Run(x, y);
+  hn::StoreU(hn::Mul(y[0], scale0), d, to);
+  HWY_UNROLL(128)
+  for (size_t b = 1; b < n; ++b) hn::StoreU(hn::Mul(y[b], scale), d, to + b * kLanes);
 }
 
 // kOutputs rows of the product of `weights` (rows of n) and `from`, for one vector of columns.
 // Eight terms at a time: short sums halve the round-off of adding one by one.
 template <size_t kOutputs>
-HWY_INLINE void WeightedSums(size_t n, const float* HWY_RESTRICT weights, size_t stride,
-                             const float* HWY_RESTRICT from, float* HWY_RESTRICT to) {
+HWY_INLINE void WeightedSums(size_t n, const float* HWY_RESTRICT weights,
+                             const float* HWY_RESTRICT from, size_t stride,
+                             float* HWY_RESTRICT to) {
   const FloatTag d;
   FloatVec total[kOutputs];
-  HWY_UNROLL(128)
+  HWY_UNROLL(4)
   for (size_t o = 0; o < kOutputs; ++o) total[o] = hn::Zero(d);
   for (size_t j = 0; j < n; j += 8) {
     const size_t end = std::min(n, j + 8);
     FloatVec sum[kOutputs];
-    HWY_UNROLL(128)
+    HWY_UNROLL(4)
     for (size_t o = 0; o < kOutputs; ++o) sum[o] = hn::Zero(d);
     for (size_t i = j; i < end; ++i) {
       const FloatVec row = hn::LoadU(d, from + i * stride);
-      HWY_UNROLL(128)
+      HWY_UNROLL(4)
       for (size_t o = 0; o < kOutputs; ++o) {
         sum[o] = hn::MulAdd(hn::Set(d, weights[o * n + i]), row, sum[o]);
       }
     }
-    HWY_UNROLL(128)
+    HWY_UNROLL(4)
     for (size_t o = 0; o < kOutputs; ++o) total[o] = hn::Add(total[o], sum[o]);
   }
-  HWY_UNROLL(128)
-  for (size_t o = 0; o < kOutputs; ++o) hn::StoreU(total[o], d, to + o * stride);
+  HWY_UNROLL(4)
+  for (size_t o = 0; o < kOutputs; ++o) hn::StoreU(total[o], d, to + o * kLanes);
 }
 
-HWY_NOINLINE void ProductColumns(size_t n, size_t width, size_t stride,
-                                 const float* HWY_RESTRICT from, float* HWY_RESTRICT to) {
+HWY_NOINLINE void ProductColumns(size_t n, const float* HWY_RESTRICT from, size_t stride,
+                                 float* HWY_RESTRICT to) {
   const float* weights = DctBasisTransposed(static_cast<uint32_t>(n)).data();
-  for (size_t v = 0; v < width; v += kLanes) {
-    size_t b = 0;
-    for (; b + 4 <= n; b += 4) {
-      WeightedSums<4>(n, weights + b * n, stride, from + v, to + b * stride + v);
-    }
-    for (; b < n; ++b) {
-      WeightedSums<1>(n, weights + b * n, stride, from + v, to + b * stride + v);
-    }
-  }
+  size_t b = 0;
+  for (; b + 4 <= n; b += 4) WeightedSums<4>(n, weights + b * n, from, stride, to + b * kLanes);
+  for (; b < n; ++b) WeightedSums<1>(n, weights + b * n, from, stride, to + b * kLanes);
 }
 
-HWY_INLINE void DctColumns(size_t n, size_t width, size_t stride, const float* HWY_RESTRICT from,
+HWY_INLINE void DctColumns(size_t n, const float* HWY_RESTRICT from, size_t stride,
                            float* HWY_RESTRICT to) {
   switch (n) {
     case 8:
-      return FastColumns<8>(width, stride, from, to);
+      return FastColumns<8>(from, stride, to);
     case 16:
-      return FastColumns<16>(width, stride, from, to);
+      return FastColumns<16>(from, stride, to);
     case 32:
-      return FastColumns<32>(width, stride, from, to);
+      return FastColumns<32>(from, stride, to);
     case 64:
-      return FastColumns<64>(width, stride, from, to);
+      return FastColumns<64>(from, stride, to);
     case 128:
-      return FastColumns<128>(width, stride, from, to);
+      return FastColumns<128>(from, stride, to);
     default:
-      return ProductColumns(n, width, stride, from, to);
+      return ProductColumns(n, from, stride, to);
   }
 }
 
-// The tile in scratch->first (rows of PaddedSide(cols) elements) is used up; its coefficients,
-// dense and in order, come into scratch->third.
-HWY_INLINE void EncodeTile(ChunkShape shape, ChunkScratch* scratch) {
-  const size_t rows = shape.rows;
-  const size_t cols = shape.cols;
-  const size_t padded_rows = PaddedSide(rows);
-  const size_t padded_cols = PaddedSide(cols);
-  DctColumns(rows, padded_cols, padded_cols, scratch->first, scratch->second);
-  Transpose(padded_rows, padded_cols, scratch->second, padded_cols, scratch->first, padded_rows);
-  DctColumns(cols, padded_rows, padded_rows, scratch->first, scratch->second);
-  if (padded_cols == cols) {
-    Transpose(padded_cols, padded_rows, scratch->second, padded_rows, scratch->third, cols);
-    return;
+// The DCT-II of `width` columns of n elements, turned: each comes out as a row of PaddedSide(n),
+// and rows of `from` are PaddedSide(width) long. Zeros behind the n coefficients.
+HWY_INLINE void TransformAndTurn(size_t n, size_t width, const float* HWY_RESTRICT from,
+                                 float* HWY_RESTRICT to) {
+  const size_t padded = PaddedSide(n);
+  const size_t stride = PaddedSide(width);
+  HWY_ALIGN float column[kChunkSideMax * kLanes];
+  std::fill(column + n * kLanes, column + padded * kLanes, 0.0f);
+  for (size_t v = 0; v < width; v += kLanes) {
+    DctColumns(n, from + v, stride, column);
+    Transpose(padded, kLanes, column, kLanes, to + v * padded, padded);
   }
-  Transpose(padded_cols, padded_rows, scratch->second, padded_rows, scratch->first, padded_cols);
-  for (size_t b = 0; b < rows; ++b) {
-    std::copy_n(scratch->first + b * padded_cols, cols, scratch->third + b * cols);
+}
+
+// Coefficients, dense and in order, into scratch->third of the tile in scratch->first (rows of
+// PaddedSide(cols) elements), which stays.
+HWY_INLINE void EncodeTile(ChunkShape shape, ChunkScratch* scratch) {
+  const size_t padded = PaddedSide(shape.cols);
+  TransformAndTurn(shape.rows, shape.cols, scratch->first, scratch->second);
+  TransformAndTurn(shape.cols, shape.rows, scratch->second, scratch->third);
+  if (padded == shape.cols) return;
+  for (size_t b = 1; b < shape.rows; ++b) {
+    const float* row = scratch->third + b * padded;
+    std::copy(row, row + shape.cols, scratch->third + b * shape.cols);
   }
 }
 

@@ -36,13 +36,11 @@ struct DctAngles {
 template <size_t n>
 inline constexpr DctAngles<n> kDctAngles;
 
-// sqrt(2/n) for a power of two n.
-constexpr float SqrtOfTwoOver(size_t n) {
-  double root = 1.4142135623730950488;  // sqrt(2/1)
+// sqrt(1/n) for a power of two n.
+constexpr float SqrtOfOneOver(size_t n) {
+  double root = 1.0;
   for (size_t m = 1; m < n; m *= 2) root *= 0.70710678118654752440;
   return static_cast<float>(root);
 }
-template <size_t n>
-inline constexpr float kDctScale = SqrtOfTwoOver(n);
 
 }  // namespace isthmus

@@ -48,27 +48,76 @@ HWY_INLINE void SumOfRow(const Components& components, size_t begin, size_t end,
   }
 }
 
-// A run: calls sink(0, l, sums of columns l and on, how many of them) for all columns.
-template <class Sink>
-HWY_INLINE void DecodeRun(uint32_t cols, const Components& components, Sink&& sink) {
-  const size_t stride = PaddedSide(cols);
-  const float* HWY_RESTRICT cosines = DctBasisPadded(cols).by_frequency;
+HWY_INLINE void CheckRun(uint32_t cols, const Components& components) {
+  ISTHMUS_CHECK(components.index.size() == components.value.size());
   uint32_t last = 0;
   for (const uint32_t e : components.index) last = std::max(last, e);
   ISTHMUS_CHECK(last < cols);
+}
+
+// Calls sink(0, l, vector of sums, columns left) for `vectors` vectors from column l on, but for
+// those in the padding.
+template <size_t vectors, class Sink>
+HWY_INLINE void PassOn(const FloatVec* sum, size_t l, size_t cols, Sink& sink) {
+  HWY_UNROLL(4)
+  for (size_t v = 0; v < vectors; ++v) {
+    const size_t at = l + v * kLanes;
+    if (at < cols) sink(0, at, sum[v], cols - at);
+  }
+}
+
+// A run: calls sink(0, l, sums of columns l and on, how many of them) for all columns.
+template <class Sink>
+HWY_INLINE void DecodeRun(uint32_t cols, const Components& components, Sink&& sink) {
+  CheckRun(cols, components);
+  const size_t stride = PaddedSide(cols);
+  const float* HWY_RESTRICT cosines = DctBasisPadded(cols).by_frequency;
   size_t l = 0;
   for (; l + kColumnVectors * kLanes <= stride; l += kColumnVectors * kLanes) {
     FloatVec sum[kColumnVectors];
     SumOfRow<kColumnVectors>(components, 0, components.size(), 0, cosines + l, stride, sum);
-    for (size_t v = 0; v < kColumnVectors; ++v) {
-      const size_t at = l + v * kLanes;
-      if (at < cols) sink(0, at, sum[v], cols - at);
-    }
+    PassOn<kColumnVectors>(sum, l, cols, sink);
   }
   for (; l < cols; l += kLanes) {
     FloatVec sum[1];
     SumOfRow<1>(components, 0, components.size(), 0, cosines + l, stride, sum);
-    sink(0, l, sum[0], cols - l);
+    PassOn<1>(sum, l, cols, sink);
+  }
+}
+
+// Two runs at once. A sum is a chain of additions, each of which waits for the one before: two
+// chains of equal length fill each other's gaps. The order within each is that of DecodeRun.
+template <class SinkA, class SinkB>
+HWY_INLINE void DecodeTwoRuns(uint32_t cols, const Components& a, const Components& b,
+                              SinkA&& sink_a, SinkB&& sink_b) {
+  const size_t stride = PaddedSide(cols);
+  if (a.size() != b.size() || stride % (kColumnVectors * kLanes) != 0) {
+    DecodeRun(cols, a, sink_a);
+    DecodeRun(cols, b, sink_b);
+    return;
+  }
+  CheckRun(cols, a);
+  CheckRun(cols, b);
+  const FloatTag d;
+  const float* HWY_RESTRICT cosines = DctBasisPadded(cols).by_frequency;
+  for (size_t l = 0; l < cols; l += kColumnVectors * kLanes) {
+    FloatVec sum_a[kColumnVectors], sum_b[kColumnVectors];
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < kColumnVectors; ++v) sum_a[v] = sum_b[v] = hn::Zero(d);
+    for (size_t i = 0; i < a.size(); ++i) {
+      const float* HWY_RESTRICT cosine_a = cosines + l + a.index[i] * stride;
+      const float* HWY_RESTRICT cosine_b = cosines + l + b.index[i] * stride;
+      const FloatVec weight_a = hn::Set(d, a.value[i]);
+      const FloatVec weight_b = hn::Set(d, b.value[i]);
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < kColumnVectors; ++v) {
+        const size_t at = v * kLanes;
+        sum_a[v] = hn::Add(sum_a[v], hn::Mul(weight_a, hn::LoadU(d, cosine_a + at)));
+        sum_b[v] = hn::Add(sum_b[v], hn::Mul(weight_b, hn::LoadU(d, cosine_b + at)));
+      }
+    }
+    PassOn<kColumnVectors>(sum_a, l, cols, sink_a);
+    PassOn<kColumnVectors>(sum_b, l, cols, sink_b);
   }
 }
 
@@ -106,32 +155,65 @@ HWY_INLINE void DecodeRows(ChunkShape shape, const Components& components, float
   }
 }
 
-// x[j][l] and x[rows - 1 - j][l] of `vectors` vectors of columns from `y` on. The cosines of the
-// two rows are equal for an even frequency and each other's negative for an odd one, to the bit, so
-// they share the products: x - p has the bits of x + (-p), and a sum that began at +0 is never -0,
-// so that the sign of a product that is zero does not matter.
-template <size_t vectors>
-HWY_INLINE void SumOfPair(const PresentRows& present, const float* HWY_RESTRICT y, size_t stride,
-                          const float* HWY_RESTRICT cosines, FloatVec* HWY_RESTRICT front,
-                          FloatVec* HWY_RESTRICT back) {
-  const FloatTag d;
+// x[j][l] and x[rows - 1 - j][l] of `pairs` rows from j on and of `vectors` vectors of columns from
+// `y` on. The cosines of the two rows are equal for an even frequency and each other's negative for
+// an odd one, to the bit, so they share the products: x - p has the bits of x + (-p), and a sum
+// that began at +0 is never -0, so that the sign of a product that is zero does not matter.
+template <size_t pairs, size_t vectors>
+struct RowSums {
+  FloatVec front[pairs][vectors];
+  FloatVec back[pairs][vectors];
+
+  template <bool odd>
+  HWY_INLINE void AddFrequency(const float* HWY_RESTRICT y, const float* HWY_RESTRICT cosine,
+                               size_t cosine_stride) {
+    const FloatTag d;
+    HWY_UNROLL(4)
+    for (size_t q = 0; q < pairs; ++q) {
+      const FloatVec weight = hn::Set(d, cosine[q * cosine_stride]);
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < vectors; ++v) {
+        const FloatVec product = hn::Mul(weight, hn::LoadU(d, y + v * kLanes));
+        front[q][v] = hn::Add(front[q][v], product);
+        back[q][v] = odd ? hn::Sub(back[q][v], product) : hn::Add(back[q][v], product);
+      }
+    }
+  }
+
+  // `cosines` is the row of the basis of position j, `rows` elements long.
+  HWY_INLINE void Run(const PresentRows& present, const float* HWY_RESTRICT y, size_t stride,
+                      const float* HWY_RESTRICT cosines, size_t rows) {
+    HWY_UNROLL(4)
+    for (size_t q = 0; q < pairs; ++q) {
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < vectors; ++v) front[q][v] = back[q][v] = hn::Zero(FloatTag());
+    }
+    for (uint32_t i = 0; i < present.count; ++i, y += stride) {
+      const uint32_t b = present.frequency[i];
+      if (b % 2 == 0) {
+        AddFrequency<false>(y, cosines + b, rows);
+      } else {
+        AddFrequency<true>(y, cosines + b, rows);
+      }
+    }
+  }
+};
+
+template <size_t pairs, size_t vectors, class Sink>
+HWY_INLINE void DecodePairs(ChunkShape shape, const PresentRows& present, const float* y,
+                            size_t stride, size_t j, size_t l, Sink& sink) {
+  const size_t rows = shape.rows;
+  RowSums<pairs, vectors> sums;
+  sums.Run(present, y + l, stride, DctBasis(shape.rows).data() + j * rows, rows);
   HWY_UNROLL(4)
-  for (size_t v = 0; v < vectors; ++v) front[v] = back[v] = hn::Zero(d);
-  for (uint32_t i = 0; i < present.count; ++i, y += stride) {
-    const uint32_t b = present.frequency[i];
-    const FloatVec weight = hn::Set(d, cosines[b]);
-    FloatVec product[vectors];
+  for (size_t q = 0; q < pairs; ++q) {
+    const size_t mirrored = rows - 1 - (j + q);
     HWY_UNROLL(4)
     for (size_t v = 0; v < vectors; ++v) {
-      product[v] = hn::Mul(weight, hn::LoadU(d, y + v * kLanes));
-      front[v] = hn::Add(front[v], product[v]);
-    }
-    if (b % 2 == 0) {
-      HWY_UNROLL(4)
-      for (size_t v = 0; v < vectors; ++v) back[v] = hn::Add(back[v], product[v]);
-    } else {
-      HWY_UNROLL(4)
-      for (size_t v = 0; v < vectors; ++v) back[v] = hn::Sub(back[v], product[v]);
+      const size_t at = l + v * kLanes;
+      if (at >= shape.cols) break;
+      sink(j + q, at, sums.front[q][v], shape.cols - at);
+      if (mirrored != j + q) sink(mirrored, at, sums.back[q][v], shape.cols - at);
     }
   }
 }
@@ -139,17 +221,14 @@ HWY_INLINE void SumOfPair(const PresentRows& present, const float* HWY_RESTRICT 
 template <size_t vectors, class Sink>
 HWY_INLINE void DecodeColumns(ChunkShape shape, const PresentRows& present, const float* y,
                               size_t stride, size_t l, Sink& sink) {
-  const float* HWY_RESTRICT cosines = DctBasis(shape.rows).data();
-  for (size_t j = 0; j < (shape.rows + 1) / 2; ++j) {
-    FloatVec front[vectors], back[vectors];
-    SumOfPair<vectors>(present, y + l, stride, cosines + j * shape.rows, front, back);
-    const size_t mirrored = shape.rows - 1 - j;
-    for (size_t v = 0; v < vectors; ++v) {
-      const size_t at = l + v * kLanes;
-      if (at >= shape.cols) break;
-      sink(j, at, front[v], shape.cols - at);
-      if (mirrored != j) sink(mirrored, at, back[v], shape.cols - at);
-    }
+  // As many as the registers of the target hold.
+  constexpr size_t kPairs = kLanes == 16 ? 2 : 1;
+  size_t j = 0;
+  for (; 2 * (j + kPairs) <= shape.rows; j += kPairs) {
+    DecodePairs<kPairs, vectors>(shape, present, y, stride, j, l, sink);
+  }
+  for (; 2 * j < shape.rows; ++j) {
+    DecodePairs<1, vectors>(shape, present, y, stride, j, l, sink);
   }
 }
 
@@ -158,8 +237,8 @@ HWY_INLINE void DecodeColumns(ChunkShape shape, const PresentRows& present, cons
 template <class Sink>
 HWY_INLINE void DecodeTile(ChunkShape shape, const Components& components, float* HWY_RESTRICT y,
                            Sink&& sink) {
-  ISTHMUS_CHECK(components.index.size() == components.value.size());
   if (shape.rows == 1) return DecodeRun(shape.cols, components, sink);
+  ISTHMUS_CHECK(components.index.size() == components.value.size());
   PresentRows present;
   DecodeRows(shape, components, y, &present);
   const size_t stride = PaddedSide(shape.cols);

@@ -93,12 +93,14 @@ HWY_INLINE FloatVec RunThresholds(const float* HWY_RESTRICT coefficients, size_t
   return threshold;
 }
 
-// The coefficients of kLanes runs that stand in scratch->third (rows of PaddedSide(n)): each lane's
-// in scratch->second, rows of kLanes, and each run's, zeros behind, in its row of scratch->third.
+// The coefficients of kLanes runs that stand in scratch->first (rows of PaddedSide(n)), which stay:
+// each lane's in scratch->second, rows of kLanes, and each run's, zeros behind, in its row of
+// scratch->third.
 HWY_INLINE void EncodeRuns(size_t n, ChunkScratch* scratch) {
   const size_t padded = PaddedSide(n);
-  Transpose(kLanes, padded, scratch->third, padded, scratch->first, kLanes);
-  DctColumns(n, kLanes, kLanes, scratch->first, scratch->second);
+  HWY_ALIGN float lanes[kChunkSideMax * kLanes];
+  Transpose(kLanes, padded, scratch->first, padded, lanes, kLanes);
+  DctColumns(n, lanes, kLanes, scratch->second);
   // The selection wants zeros behind each run.
   std::fill(scratch->second + n * kLanes, scratch->second + padded * kLanes, 0.0f);
   Transpose(padded, kLanes, scratch->second, kLanes, scratch->third, padded);

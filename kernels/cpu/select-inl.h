@@ -124,9 +124,29 @@ HWY_INLINE size_t CollectSparse(const float* values, size_t padded, int32_t thre
   return count;
 }
 
+// Where only so many are too many, each is looked for by itself.
+constexpr size_t kFewTooMany = 8;
+
+// Takes out the smallest of `count`, of equal ones the last.
+HWY_INLINE void DropOne(size_t count, uint32_t* index, float* value) {
+  size_t smallest = 0;
+  int32_t magnitude = MagnitudeOf(value[0]);
+  for (size_t i = 1; i < count; ++i) {
+    const int32_t other = MagnitudeOf(value[i]);
+    smallest = other <= magnitude ? i : smallest;
+    magnitude = std::min(other, magnitude);
+  }
+  std::copy(index + smallest + 1, index + count, index + smallest);
+  std::copy(value + smallest + 1, value + count, value + smallest);
+}
+
 // Keeps the k largest of `count` collected ones, of equal magnitudes the first. `value` has room
 // for one vector more.
 HWY_INLINE void DropSmallest(size_t count, uint32_t k, uint32_t* index, float* value) {
+  if (count - k <= kFewTooMany) {
+    for (; count > k; --count) DropOne(count, index, value);
+    return;
+  }
   const size_t padded = (count + kLanes - 1) / kLanes * kLanes;
   std::fill(value + count, value + padded, 0.0f);
   const int32_t threshold = ThresholdFor(value, padded, k, 0);
@@ -160,11 +180,40 @@ HWY_INLINE void CopyOut(const uint32_t* HWY_RESTRICT index, const float* HWY_RES
   }
 }
 
+// Whether a vector can be stored in part without touching what lies behind it.
+constexpr bool kStoresParts = kLanes == 16;
+
+// CollectDense where exactly k reach the threshold, straight into `out`.
+HWY_INLINE void CollectExactly(const float* values, size_t padded, uint32_t k, int32_t threshold,
+                               Components* out) {
+  const FloatTag d;
+  const IntTag di;
+  out->index.resize(k);
+  out->value.resize(k);
+  int32_t* HWY_RESTRICT index = reinterpret_cast<int32_t*>(out->index.data());
+  float* HWY_RESTRICT value = out->value.data();
+  const IntVec limit = hn::Set(di, threshold - 1);
+  IntVec at = hn::Iota(di, 0);
+  for (size_t i = 0; i < padded; i += kLanes) {
+    const auto taken = hn::Gt(MagnitudesAt(values + i), limit);
+    const size_t count = hn::CountTrue(di, taken);
+    const FloatVec kept = hn::Compress(hn::LoadU(d, values + i), hn::RebindMask(d, taken));
+    hn::BlendedStore(kept, hn::FirstN(d, count), d, value);
+    hn::BlendedStore(hn::Compress(at, taken), hn::FirstN(di, count), di, index);
+    at = hn::Add(at, hn::Set(di, static_cast<int32_t>(kLanes)));
+    index += count;
+    value += count;
+  }
+}
+
 // Takes the k largest of those that reach the threshold, which are at least k of the `size`
 // coefficients. Behind them are zeros up to a whole vector.
 HWY_INLINE void TakeFrom(const float* values, size_t size, uint32_t k, int32_t threshold,
                          uint32_t* HWY_RESTRICT index, float* HWY_RESTRICT value, Components* out) {
   const size_t padded = (size + kLanes - 1) / kLanes * kLanes;
+  if (kStoresParts && CountFrom(values, padded, threshold) == k) {
+    return CollectExactly(values, padded, k, threshold, out);
+  }
   // Zeros behind the end reach a threshold of 0; they are last.
   const size_t count = std::min(size, CollectDense(values, padded, threshold, index, value));
   if (count > k) DropSmallest(count, k, index, value);

@@ -240,7 +240,7 @@ TEST_P(EveryTarget, RunsAreTheirChunks) {
       }
       ASSERT_TRUE(SameBits(d, one_by_one)) << cols;
       std::vector<float> p = before, p_one_by_one = before;
-      StepRuns(cols, count, StepRule{true, 0.5f, 0.9f}, sent.data(), p.data(), scratch.get());
+      StepRuns(cols, count, StepRule{true, 0.5f, 0.9f}, sent.data(), p.data());
       for (size_t i = 0; i < count; ++i) {
         StepChunk({1, cols}, StepRule{true, 0.5f, 0.9f}, sent[i], p_one_by_one.data() + i * cols,
                   cols, scratch.get());
