@@ -62,9 +62,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   std::error_code ignored;
   const auto bytes = std::filesystem::file_size(path, ignored);
   if (bytes > kSafetensorsHeaderBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("'", path, "' has ", bytes,
-                                                   " bytes; the limit is ",
-                                                   kSafetensorsHeaderBytesMax));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", path, "' has ", bytes, " bytes; the limit is ", kSafetensorsHeaderBytesMax));
   }
   return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
@@ -175,9 +174,9 @@ absl::Status Checkpoint::Check(const v1::ModelSpec& run,
 absl::Status Checkpoint::CheckTied() const {
   const std::string embedding = NameInFile(kEmbedding);
   const auto differs = [&](const std::string& how) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "start file '", path_, "': ", kTiedCopy, " and ", kEmbedding, " differ ", how,
-        "; the trainer's GPT-2 ties its output layer to the embedding"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("start file '", path_, "': ", kTiedCopy, " and ", kEmbedding, " differ ", how,
+                     "; the trainer's GPT-2 ties its output layer to the embedding"));
   };
   if (embedding.empty()) return differs("(there is no such embedding)");
   const SafetensorsEntry& one = file_of_.at(kTiedCopy)->entries().at(kTiedCopy);
@@ -190,8 +189,7 @@ absl::Status Checkpoint::CheckTied() const {
     const uint64_t count = std::min(kCompareElements, elements - first);
     left.resize(count);
     right.resize(count);
-    ISTHMUS_RETURN_IF_ERROR(
-        file_of_.at(kTiedCopy)->Read(kTiedCopy, first, absl::MakeSpan(left)));
+    ISTHMUS_RETURN_IF_ERROR(file_of_.at(kTiedCopy)->Read(kTiedCopy, first, absl::MakeSpan(left)));
     ISTHMUS_RETURN_IF_ERROR(file_of_.at(embedding)->Read(embedding, first, absl::MakeSpan(right)));
     const auto [a, b] = std::mismatch(left.begin(), left.end(), right.begin());
     if (a == left.end()) continue;
@@ -221,10 +219,9 @@ absl::StatusOr<std::unique_ptr<CheckpointWriter>> CheckpointWriter::Create(
     }
     writer->config_path_ = InFolder(path, kConfigFile);
   }
-  ISTHMUS_ASSIGN_OR_RETURN(
-      writer->tensors_,
-      SafetensorsWriter::Create(is_folder ? InFolder(path, kTensorFile) : path, tensors,
-                                {{kConfigKey, writer->config_}}));
+  ISTHMUS_ASSIGN_OR_RETURN(writer->tensors_,
+                           SafetensorsWriter::Create(is_folder ? InFolder(path, kTensorFile) : path,
+                                                     tensors, {{kConfigKey, writer->config_}}));
   return writer;
 }
 

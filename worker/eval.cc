@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/clock.h"
@@ -23,6 +23,7 @@ absl::StatusOr<HeldOut> OpenTokens(const EvalOptions& options, const v1::ModelSp
   files.flag = options.flag;
   files.format = options.format;
   files.vocab = model.vocab();
+  files.from_flags = true;
   ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<const TokenData> data, TokenData::Open(files));
   v1::RunSpec spec;
   spec.mutable_data()->set_heldout_permille(options.heldout_permille);

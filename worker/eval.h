@@ -1,4 +1,5 @@
-// `trainer --eval_only`: the loss of a checkpoint on tokens, without a run. No torch in this header.
+// `trainer --eval_only`: the loss of a checkpoint on tokens, without a run. No torch in this
+// header.
 #pragma once
 
 #include <cstdint>

@@ -111,8 +111,8 @@ absl::StatusOr<v1::ModelSpec> ParseGpt2Config(const std::string& text, const std
     (spec.*size.set)(static_cast<uint32_t>(value.get<uint64_t>()));
   }
   if (spec.width() % spec.heads() != 0) {
-    return Bad(path, "n_head", config["n_head"], absl::StrCat("it must divide n_embd, which is ",
-                                                              spec.width()));
+    return Bad(path, "n_head", config["n_head"],
+               absl::StrCat("it must divide n_embd, which is ", spec.width()));
   }
   ISTHMUS_RETURN_IF_ERROR(CheckVariant(config, path));
   return spec;
@@ -122,9 +122,10 @@ absl::Status CheckSameModel(const v1::ModelSpec& run, const v1::ModelSpec& found
                             const std::string& path) {
   for (const Size& size : kSizes) {
     if ((run.*size.get)() == (found.*size.get)()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", path, "': ", size.name, " is ", (found.*size.get)(), ", but model.", size.spec_name,
-        " of the run is ", (run.*size.get)(), "; change the run, or start from another checkpoint"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path, "': ", size.name, " is ", (found.*size.get)(), ", but model.",
+                     size.spec_name, " of the run is ", (run.*size.get)(),
+                     "; change the run, or start from another checkpoint"));
   }
   return absl::OkStatus();
 }

@@ -32,11 +32,11 @@ struct RoundReport {
 };
 
 struct TrainSummary {
-  double start_loss = 0;  // over the held-out part, before the first step
-  double val_loss = 0;    // at the end
-  uint64_t tokens = 0;    // that this node's merged contributions were computed from
-  uint64_t rounds = 0;    // that this node applied
-  uint64_t steps = 0;     // global step at the end
+  double start_loss = 0;       // over the held-out part, before the first step
+  double val_loss = 0;         // at the end
+  uint64_t tokens = 0;         // that this node's merged contributions were computed from
+  uint64_t rounds = 0;         // that this node applied
+  uint64_t steps = 0;          // global step at the end
   uint64_t skipped_steps = 0;  // merged without this node
   uint64_t skipped_sequences = 0;
   uint64_t bytes_up = 0;

@@ -71,8 +71,8 @@ absl::StatusOr<TokenRows> RankData::Step(uint64_t step) const {
   TokenRows rows;
   const uint32_t each = static_cast<uint32_t>(sequences_per_rank());
   for (uint32_t i = 0; i < each; ++i) {
-    const uint64_t first = SampleOffset(spec_, node_index_, tokens(), step,
-                                        static_cast<uint32_t>(rank_) * each + i);
+    const uint64_t first =
+        SampleOffset(spec_, node_index_, tokens(), step, static_cast<uint32_t>(rank_) * each + i);
     ISTHMUS_RETURN_IF_ERROR(AppendRow(*tokens_, first, spec_.model().context(), &rows));
   }
   return rows;

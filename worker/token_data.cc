@@ -49,10 +49,18 @@ uint64_t TokenBytes(v1::TokenFormat format) {
   return format == v1::TOKEN_FORMAT_UINT32 ? 4 : format == v1::TOKEN_FORMAT_UINT16 ? 2 : 1;
 }
 
-v1::TokenFormat FormatOfBytes(uint64_t token_bytes) {
-  return token_bytes == 4   ? v1::TOKEN_FORMAT_UINT32
-         : token_bytes == 2 ? v1::TOKEN_FORMAT_UINT16
-                            : v1::TOKEN_FORMAT_BYTES;
+// As whoever chose it wrote it.
+std::string FormatName(const TokenDataOptions& options, v1::TokenFormat format) {
+  const uint64_t bytes = TokenBytes(format);
+  if (options.from_flags) return bytes == 4 ? "uint32" : bytes == 2 ? "uint16" : "bytes";
+  return bytes == 4   ? "TOKEN_FORMAT_UINT32"
+         : bytes == 2 ? "TOKEN_FORMAT_UINT16"
+                      : "TOKEN_FORMAT_BYTES";
+}
+
+std::string FormatChosen(const TokenDataOptions& options) {
+  return absl::StrCat(options.from_flags ? "--format" : "data.format of the run", " is ",
+                      FormatName(options, options.format));
 }
 
 absl::Status AddMatches(const std::string& pattern, const std::string& flag,
@@ -83,9 +91,8 @@ void RaiseDescriptorLimit(size_t files) {
 
 absl::Status CheckFileStatus(const std::string& path, const struct stat& status) {
   if (S_ISREG(status.st_mode) && status.st_size > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("data file '", path,
-                   S_ISREG(status.st_mode) ? "' is empty" : "' is not a regular file"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "data file '", path, S_ISREG(status.st_mode) ? "' is empty" : "' is not a regular file"));
 }
 
 uint32_t Largest(absl::Span<const uint32_t> values) {
@@ -166,7 +173,7 @@ absl::StatusOr<std::unique_ptr<TokenData>> TokenData::Open(const TokenDataOption
   RaiseDescriptorLimit(names.size());
   auto data = std::unique_ptr<TokenData>(new TokenData());
   data->token_bytes_ = TokenBytes(options.format);
-  data->vocab_ = options.vocab;
+  data->options_ = options;
   for (const std::string& name : names) {
     data->files_.emplace_back();  // closed by the destructor, also after an error
     File& file = data->files_.back();
@@ -205,8 +212,7 @@ absl::Status TokenData::Map(const std::string& path, File* file) const {
 // Recognises a header, and checks it and the length against the format.
 absl::Status TokenData::FindTokens(File* file) const {
   const std::string name = absl::StrCat("data file '", file->path, "'");
-  const v1::TokenFormat format = FormatOfBytes(token_bytes_);
-  const std::string& format_name = v1::TokenFormat_Name(format);
+  const std::string chosen = FormatChosen(options_);
   int32_t start[3] = {};
   std::memcpy(start, file->mapped, std::min<uint64_t>(sizeof(start), file->bytes));
   const auto kind = std::find_if(std::begin(kHeaderKinds), std::end(kHeaderKinds),
@@ -215,15 +221,14 @@ absl::Status TokenData::FindTokens(File* file) const {
     file->tokens = file->bytes / token_bytes_;
     if (file->bytes % token_bytes_ == 0) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", file->bytes, " bytes, no multiple of ", token_bytes_,
-                     "; data.format of the run is ", format_name,
-                     ": the file was cut, or the run wants another format"));
+        absl::StrCat(name, " has ", file->bytes, " bytes, no multiple of ", token_bytes_, "; ",
+                     chosen, ": the file was cut, or is of another format"));
   }
-  if (kind->format != format) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " has the header of llm.c for ", v1::TokenFormat_Name(kind->format),
-        ", but data.format of the run is ", format_name, "; set data { format: ",
-        v1::TokenFormat_Name(kind->format), " } in the run, or name other files"));
+  if (TokenBytes(kind->format) != token_bytes_) {
+    const std::string found = FormatName(options_, kind->format);
+    return absl::InvalidArgumentError(absl::StrCat(name, " has the header of llm.c for ", found,
+                                                   ", but ", chosen, "; set it to ", found,
+                                                   ", or name other files"));
   }
   if (kind->version != start[1]) {
     return absl::InvalidArgumentError(absl::StrCat(name, " has the header of llm.c of version ",
@@ -235,11 +240,10 @@ absl::Status TokenData::FindTokens(File* file) const {
   if (start[2] > 0 && file->bytes == kHeaderBytes + file->tokens * token_bytes_) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " has ", file->bytes, " bytes, but its header names ", start[2],
-                   " tokens, which are ", kHeaderBytes + file->tokens * token_bytes_,
-                   " bytes with it", start[2] > 0 ? "" : "; there must be one at least",
-                   "; write the file again"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " has ", file->bytes, " bytes, but its header names ", start[2], " tokens, which are ",
+      kHeaderBytes + file->tokens * token_bytes_, " bytes with it",
+      start[2] > 0 ? "" : "; there must be one at least", "; write the file again"));
 }
 
 // Reading what is mapped beyond a file's end would kill the process.
@@ -260,13 +264,14 @@ absl::Status TokenData::ReadFrom(const File& file, uint64_t position,
   if (token_bytes_ == 1) Widen<uint8_t>(bytes, out);
   if (token_bytes_ == 2) Widen<uint16_t>(bytes, out);
   if (token_bytes_ == 4) Widen<uint32_t>(bytes, out);
-  if (vocab_ == 0 || Largest(out) < vocab_) return absl::OkStatus();
-  const auto bad = std::find_if(out.begin(), out.end(), [this](uint32_t v) { return v >= vocab_; });
+  const uint32_t vocab = options_.vocab;
+  if (vocab == 0 || Largest(out) < vocab) return absl::OkStatus();
+  const auto bad = std::find_if(out.begin(), out.end(), [&](uint32_t v) { return v >= vocab; });
   return absl::InvalidArgumentError(absl::StrCat(
       "token ", position + (bad - out.begin()), " of data file '", file.path, "' is ", *bad,
-      ", but model.vocab of the run is ", vocab_, " and data.format ",
-      v1::TokenFormat_Name(FormatOfBytes(token_bytes_)),
-      "; the file was made with another tokenizer, or is of another format"));
+      ", but ", options_.from_flags ? "vocab_size of the checkpoint" : "model.vocab of the run",
+      " is ", vocab, "; the file was made with another tokenizer, or is of another format (",
+      FormatChosen(options_), ")"));
 }
 
 absl::Status TokenData::Read(uint64_t first, absl::Span<uint32_t> out) const {
@@ -293,10 +298,10 @@ absl::StatusOr<std::string> TokenData::Fingerprint() const {
       whole ? (tokens_ + kStretchTokens - 1) / kStretchTokens : kFingerprintStretches;
   std::vector<uint32_t> values;
   for (uint64_t i = 0; i < stretches; ++i) {
-    const uint64_t first = whole ? i * kStretchTokens
-                                 : static_cast<uint64_t>(
-                                       static_cast<unsigned __int128>(tokens_ - kStretchTokens) * i /
-                                       (kFingerprintStretches - 1));
+    const uint64_t first =
+        whole ? i * kStretchTokens
+              : static_cast<uint64_t>(static_cast<unsigned __int128>(tokens_ - kStretchTokens) * i /
+                                      (kFingerprintStretches - 1));
     values.resize(std::min<uint64_t>(kStretchTokens, tokens_ - first));
     ISTHMUS_RETURN_IF_ERROR(Read(first, absl::MakeSpan(values)));
     hash.Update(values.data(), values.size() * sizeof(uint32_t));

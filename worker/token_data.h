@@ -24,9 +24,11 @@ struct TokenDataOptions {
   // Comma-separated paths and patterns ('*', '?', '[...]'); what a pattern matches is taken in
   // ascending order of its bytes, so that the order is the same on every machine.
   std::string files;
-  std::string flag = "--data";                           // that named them, for errors
+  std::string flag = "--data";                            // that named them, for errors
   v1::TokenFormat format = v1::TOKEN_FORMAT_UNSPECIFIED;  // unspecified: bytes
-  uint32_t vocab = 0;                                    // every token is below it; 0: any is good
+  uint32_t vocab = 0;                                     // every token is below it; 0: any is good
+  // They come from flags and a checkpoint, not from a run: errors say which to change.
+  bool from_flags = false;
 };
 
 // The files that `files` of TokenDataOptions names. INVALID_ARGUMENT: none is named, one is named
@@ -79,7 +81,7 @@ class TokenData {
   std::vector<File> files_;
   uint64_t tokens_ = 0;
   uint64_t token_bytes_ = 1;
-  uint32_t vocab_ = 0;
+  TokenDataOptions options_;
 };
 
 // Rows of tokens: `sequences` of `length` + 1, the last one being the target of the one before.

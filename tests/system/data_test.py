@@ -140,7 +140,7 @@ class Data(SystemCase):
     def test_data_that_does_not_fit_the_run(self):
         shorts = self.write_tokens("shorts.bin", 5000, 700, "H", header=True)
         wrong = {
-            "TOKEN_FORMAT_BYTES": ["shorts.bin", "data.format of the run is bytes; set it to uint16"],
+            "TOKEN_FORMAT_BYTES": ["shorts.bin", "set it to TOKEN_FORMAT_UINT16"],
             "TOKEN_FORMAT_UINT16": ["shorts.bin", "model.vocab of the run is 600"],
         }
         for name, texts in wrong.items():

@@ -32,10 +32,10 @@ v1::ModelSpec Spec() {
   return spec;
 }
 const std::vector<NamedShape>& Shapes() {
-  static const auto* const shapes = new std::vector<NamedShape>{
-      {"transformer.wte.weight", {5, 4}},
-      {"transformer.h.0.ln_1.weight", {4}},
-      {"transformer.ln_f.bias", {4}}};
+  static const auto* const shapes =
+      new std::vector<NamedShape>{{"transformer.wte.weight", {5, 4}},
+                                  {"transformer.h.0.ln_1.weight", {4}},
+                                  {"transformer.ln_f.bias", {4}}};
   return *shapes;
 }
 
@@ -153,8 +153,8 @@ TEST_F(CheckpointTest, AcceptsNamesWithoutPrefixBuffersAndTheTiedCopy) {
 TEST_F(CheckpointTest, TheTiedCopyMustBeEqual) {
   auto write = [&](float last, const std::vector<int64_t>& shape) {
     const NamedShape copy = {"lm_head.weight", shape};
-    auto writer = SafetensorsWriter::Create(
-        In("tied.safetensors"), {Shapes()[0], Shapes()[1], Shapes()[2], copy});
+    auto writer = SafetensorsWriter::Create(In("tied.safetensors"),
+                                            {Shapes()[0], Shapes()[1], Shapes()[2], copy});
     float start = 0;
     for (const NamedShape& tensor : Shapes()) {
       EXPECT_TRUE((*writer)->Write(ValuesOf(tensor, start)).ok());
@@ -168,8 +168,9 @@ TEST_F(CheckpointTest, TheTiedCopyMustBeEqual) {
   write(19, {5, 4});
   ExpectGood(In("tied.safetensors"));
   write(20, {5, 4});
-  EXPECT_THAT(Refusal(In("tied.safetensors")),
-              HasSubstr("lm_head.weight and transformer.wte.weight differ at element 19 (20 and 19)"));
+  EXPECT_THAT(
+      Refusal(In("tied.safetensors")),
+      HasSubstr("lm_head.weight and transformer.wte.weight differ at element 19 (20 and 19)"));
   write(19, {4, 5});
   EXPECT_THAT(Refusal(In("tied.safetensors")), HasSubstr("differ in shape"));
 }

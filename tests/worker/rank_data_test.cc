@@ -159,21 +159,23 @@ TEST(RankData, EvaluationIsTheSameForAnyNumberOfRanks) {
 
 TEST(RankData, TheHashIsThatOfTheHeldOutTokensAlone) {
   const std::string train = Counters(8000), val = Counters(900).substr(0, 850);
-  const RankData one = Good(Open(Spec(), "a", 0, 1, WriteFile("train", train), WriteFile("val", val)));
+  const RankData one =
+      Good(Open(Spec(), "a", 0, 1, WriteFile("train", train), WriteFile("val", val)));
   EXPECT_EQ(HeldOutRows(one).size(), 40u);
   // Other training data, and the held-out tokens in two files.
-  const RankData same = Good(
-      Open(Spec(), "b", 0, 1, WriteFile("train2", train + "x"),
-           WriteFile("val1", val.substr(0, 100)) + "," + WriteFile("val2", val.substr(100))));
+  const RankData same =
+      Good(Open(Spec(), "b", 0, 1, WriteFile("train2", train + "x"),
+                WriteFile("val1", val.substr(0, 100)) + "," + WriteFile("val2", val.substr(100))));
   EXPECT_EQ(Good(one.held_out().Sha256()), Good(same.held_out().Sha256()));
   const RankData other = Good(
       Open(Spec(), "b", 0, 1, WriteFile("train", train), WriteFile("val3", val.substr(1) + "x")));
   EXPECT_NE(Good(one.held_out().Sha256()), Good(other.held_out().Sha256()));
-  EXPECT_EQ(Open(Spec(), "a", 0, 1, WriteFile("train", train), WriteFile("val4", "0123456789"))
-                .status()
-                .message(),
-            "the held-out part of the data has 10 tokens; 11 are needed (model.context + 1), give more "
-            "data or a shorter context");
+  EXPECT_EQ(
+      Open(Spec(), "a", 0, 1, WriteFile("train", train), WriteFile("val4", "0123456789"))
+          .status()
+          .message(),
+      "the held-out part of the data has 10 tokens; 11 are needed (model.context + 1), give more "
+      "data or a shorter context");
 }
 
 TEST(RankData, ATokenBeyondTheVocabularyIsAnErrorOfTheStepThatReadsIt) {

@@ -58,8 +58,7 @@ void ExpectTokens(const TokenData& data, const std::vector<uint32_t>& wanted) {
       std::vector<uint32_t> out(count);
       const absl::Status status = data.Read(first, absl::MakeSpan(out));
       ASSERT_TRUE(status.ok()) << status;
-      ASSERT_EQ(out,
-                std::vector<uint32_t>(wanted.begin() + first, wanted.begin() + first + count));
+      ASSERT_EQ(out, std::vector<uint32_t>(wanted.begin() + first, wanted.begin() + first + count));
     }
   }
 }
@@ -75,17 +74,18 @@ void ExpectRefused(const std::string& files, v1::TokenFormat format,
 TEST(TokenData, ReadsEachFormatAcrossFilesWithAndWithoutHeader) {
   const std::vector<uint16_t> one = {1, 2, 65535}, two = {7};
   const std::vector<uint32_t> three = {5, 70000, 4294967295u}, four = {9, 10};
-  auto bytes = Open(WriteFile("b1", "a") + "," + WriteFile("b2", std::string("\xff\x00z", 3)), kBytes);
+  auto bytes =
+      Open(WriteFile("b1", "a") + "," + WriteFile("b2", std::string("\xff\x00z", 3)), kBytes);
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   ExpectTokens(**bytes, {'a', 255, 0, 'z'});
-  auto shorts = Open(WriteFile("s1", Bytes(one)) + "," +
-                         WriteFile("s2", Header(20240520, 1, 1) + Bytes(two)),
-                     kUint16);
+  auto shorts =
+      Open(WriteFile("s1", Bytes(one)) + "," + WriteFile("s2", Header(20240520, 1, 1) + Bytes(two)),
+           kUint16);
   ASSERT_TRUE(shorts.ok()) << shorts.status();
   ExpectTokens(**shorts, {1, 2, 65535, 7});
-  auto words = Open(WriteFile("w1", Header(20240801, 7, 3) + Bytes(three)) + "," +
-                        WriteFile("w2", Bytes(four)),
-                    kUint32);
+  auto words = Open(
+      WriteFile("w1", Header(20240801, 7, 3) + Bytes(three)) + "," + WriteFile("w2", Bytes(four)),
+      kUint32);
   ASSERT_TRUE(words.ok()) << words.status();
   ExpectTokens(**words, {5, 70000, 4294967295u, 9, 10});
 }
@@ -114,7 +114,8 @@ TEST(TokenData, ReadsRandomFilesOfAnyNumberOfTokens) {
 TEST(TokenData, RefusesLengthsThatAreNoTokens) {
   ExpectRefused(WriteFile("empty", ""), kBytes, {"empty' is empty"});
   ExpectRefused(WriteFile("empty16", ""), kUint16, {"empty16' is empty"});
-  ExpectRefused(WriteFile("odd1", "x"), kUint16, {"odd1' has 1 bytes", "UINT16"});
+  ExpectRefused(WriteFile("odd1", "x"), kUint16,
+                {"odd1' has 1 bytes", "data.format of the run is TOKEN_FORMAT_UINT16"});
   ExpectRefused(WriteFile("odd3", "xyz"), kUint16, {"odd3' has 3 bytes, no multiple of 2"});
   ExpectRefused(WriteFile("odd7", "1234567"), kUint32, {"odd7' has 7 bytes, no multiple of 4"});
   ExpectRefused(testing::TempDir(), kBytes, {"is not a regular file"});
@@ -128,12 +129,21 @@ TEST(TokenData, RefusesAHeaderOfAnotherFormatAndSaysWhatToSet) {
   const std::string words =
       WriteFile("h32", Header(20240801, 7, 1) + Bytes(std::vector<uint32_t>{1}));
   for (v1::TokenFormat format : {kBytes, kUint32}) {
-    ExpectRefused(shorts, format, {"h16'", "set data { format: TOKEN_FORMAT_UINT16 }",
-                                   v1::TokenFormat_Name(format)});
+    ExpectRefused(shorts, format,
+                  {"h16'", "set it to TOKEN_FORMAT_UINT16",
+                   "data.format of the run is " + v1::TokenFormat_Name(format)});
   }
   for (v1::TokenFormat format : {kBytes, kUint16}) {
-    ExpectRefused(words, format, {"h32'", "set data { format: TOKEN_FORMAT_UINT32 }"});
+    ExpectRefused(words, format, {"h32'", "set it to TOKEN_FORMAT_UINT32"});
   }
+}
+
+TEST(TokenData, ErrorsOfFlagsNameFlags) {
+  TokenDataOptions options;
+  options.files = WriteFile("flags", Header(20240520, 1, 1) + "xx");
+  options.from_flags = true;
+  EXPECT_THAT(std::string(TokenData::Open(options).status().message()),
+              HasSubstr("for uint16, but --format is bytes; set it to uint16"));
 }
 
 TEST(TokenData, RefusesAHeaderThatDoesNotFitTheFile) {
@@ -146,8 +156,7 @@ TEST(TokenData, RefusesAHeaderThatDoesNotFitTheFile) {
                 {"names 1 tokens"});
   ExpectRefused(WriteFile("none", Header(20240520, 1, 0)), kUint16, {"names 0 tokens"});
   ExpectRefused(WriteFile("minus", Header(20240520, 1, -1) + token), kUint16, {"names -1 tokens"});
-  ExpectRefused(WriteFile("cut", Header(20240520, 1, 1).substr(0, 12)), kUint16,
-                {"has 12 bytes"});
+  ExpectRefused(WriteFile("cut", Header(20240520, 1, 1).substr(0, 12)), kUint16, {"has 12 bytes"});
 }
 
 TEST(TokenData, ATokenBeyondTheVocabularyIsNamedWhenItIsRead) {
@@ -162,7 +171,8 @@ TEST(TokenData, ATokenBeyondTheVocabularyIsNamedWhenItIsRead) {
   const absl::Status status = (*data)->Read(5, absl::MakeSpan(out));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("token 60 of data file"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("bad' is 300, but model.vocab of the run is 300"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("bad' is 300, but model.vocab of the run is 300"));
   EXPECT_FALSE((*data)->Fingerprint().ok());
 }
 
@@ -201,7 +211,8 @@ TEST(TokenData, AFileThatIsCutWhileItIsUsedIsNamed) {
   std::vector<uint32_t> out(3);
   const absl::Status status = (*data)->Read(0, absl::MakeSpan(out));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("shrinks' had 10000 bytes at start and has 5000"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("shrinks' had 10000 bytes at start and has 5000"));
 }
 
 TEST(TokenData, TheFingerprintIsThatOfTheTokensNotOfTheFiles) {
