@@ -146,7 +146,7 @@ absl::Status Trainer::Join() {
   }
   AddSetting(info, "data_tokens", absl::StrCat(data_->tokens()));
   ISTHMUS_ASSIGN_OR_RETURN(const std::string fingerprint, data_->Fingerprint());
-  AddSetting(info, "data_fingerprint", HexPrefix(fingerprint, 16));
+  AddSetting(info, "data_tokens_sha256", HexPrefix(fingerprint, 16));
   ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_heldout_sha256(), data_->held_out().Sha256());
   return options_.client->Join(request).status();
 }
