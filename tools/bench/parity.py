@@ -120,11 +120,15 @@ def tune(binaries, text, steps):
     """Every point of the grid with the seed of the tuning; says which is best."""
     agree = True
     for preset, rates in GRID.items():
-        reached = {lr: train(binaries, text, preset, lr, TUNE_SEED, steps)[1]["val_loss"] for lr in rates}
+        reached = {
+            lr: train(binaries, text, preset, lr, TUNE_SEED, steps)[1]["val_loss"] for lr in rates
+        }
         best = min(reached, key=reached.get)
         agree = agree and best == CHOSEN[preset]
         for lr, loss in reached.items():
-            print(f"result parity_tune preset={preset} lr={lr} val={loss:.4f} best={int(lr == best)}")
+            print(
+                f"result parity_tune preset={preset} lr={lr} val={loss:.4f} best={int(lr == best)}"
+            )
         print(f"best of {preset}: {best}; CHOSEN has {CHOSEN[preset]}")
     print(f"result parity_tune chosen_is_best={int(agree)} met={int(agree)}")
 

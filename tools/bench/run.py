@@ -46,6 +46,13 @@ BENCHMARKS = {
         timeout_min=15,
         about="one DeMo step of 10.5 M parameters beside the Python package and the memory floor",
     ),
+    "parity": Benchmark(
+        script="parity.py",
+        targets=["//:coordinator", "//:agent", "//:trainer"],
+        environment="plots",
+        timeout_min=60,
+        about="held-out loss of demo beside AdamW on the full gradient, same tokens, three seeds",
+    ),
 }
 
 FULL_FACTOR = 3
