@@ -44,6 +44,9 @@ struct Served {
   std::shared_ptr<grpc::Channel> Channel() const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    // A window that does not grow, so that a reader who does not read is seen to lag.
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 16384);
     return grpc::CreateCustomChannel(server->addresses().front(),
                                      grpc::InsecureChannelCredentials(), arguments);
   }
