@@ -233,8 +233,15 @@ absl::Status CheckpointWriter::Finish() {
 
 absl::Status CheckCanSave(const std::string& path) {
   if (!IsFolder(path)) return CheckCanWrite(std::string(absl::StripSuffix(path, "/")));
-  if (access(path.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot write into the folder '", path, "'"));
+  if (access(path.c_str(), W_OK | X_OK) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write into the folder '", path, "'"));
+  }
+  const std::string config_path = InFolder(path, kConfigFile);
+  if (!IsFile(config_path)) return absl::OkStatus();
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string config, ReadText(config_path));
+  if (ParseGpt2Config(config, config_path).ok()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "'", config_path, "' is not that of a model like ours; save into another folder"));
 }
 
 }  // namespace isthmus

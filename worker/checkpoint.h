@@ -76,6 +76,7 @@ class CheckpointWriter {
 };
 
 // Whether a checkpoint may be written at `path`, as far as that can be told without doing it.
+// FAILED_PRECONDITION: a folder with the config.json of something else, which would be lost.
 absl::Status CheckCanSave(const std::string& path);
 
 }  // namespace isthmus

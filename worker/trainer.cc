@@ -24,6 +24,13 @@
 namespace isthmus {
 namespace {
 
+// Whether the node's samples of the step are in the update: those of an earlier attempt too, which
+// its agent does not settle with the present trainers.
+bool NamesNode(const v1::UpdateRecord& record, const std::string& node) {
+  return std::any_of(record.included().begin(), record.included().end(),
+                     [&](const auto& included) { return included.node() == node; });
+}
+
 // A node that is too slow for every round need not say so at every round.
 constexpr int64_t kTellSkippedEveryMs = 10000;
 
@@ -243,7 +250,7 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
   report_.round = record.round();
   report_.step = record.step();
   report_.included = update.included;
-  skipped_.Applied(record.step(), update.included);
+  skipped_.Applied(record.step(), NamesNode(record, node_));
   summary_.skipped_steps = report_.skipped_steps = skipped_.steps();
   summary_.skipped_sequences = report_.skipped_sequences =
       skipped_.steps() * spec_.data().sequences_per_node();

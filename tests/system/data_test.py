@@ -190,11 +190,11 @@ class Data(SystemCase):
                 self.assertAlmostEqual(line["loss"], reference[step]["loss"], places=5)
         self.assertLess(first, 400, "nothing was compared after the gap")
         self.assertGreater(len({round(line["loss"], 5) for line in reference.values()}), 250)
-        # Of the steps before it came back, all are skipped but those it had taken part in; of the
-        # last ones it may not have written whether they were merged.
+        # Of the steps before it came back, all are skipped but those it had taken part in. It may
+        # have ended before it wrote down the last one of them.
         skipped = after[first]["skipped_steps"]
-        self.assertLessEqual(skipped, first - sum(line["included"] for line in before.values()))
-        self.assertGreaterEqual(skipped, first - 1 - len(before) - 1)
+        passed = first - 1 - sum(line["included"] for line in before.values())
+        self.assertIn(skipped, (passed - 1, passed))
         self.assertEqual(after[first]["skipped_sequences"], 4 * skipped)
 
 

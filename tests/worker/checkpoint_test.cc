@@ -139,6 +139,10 @@ TEST_F(CheckpointTest, TellsWhetherItCanBeSaved) {
   EXPECT_TRUE(CheckCanSave(In("file")).ok());
   EXPECT_EQ(CheckCanSave(In("none/new/")).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(CheckCanSave("/nowhere/file").code(), absl::StatusCode::kNotFound);
+  WriteConfig(Gpt2ConfigJson(Spec()));
+  EXPECT_TRUE(CheckCanSave(folder_).ok());
+  WriteConfig(R"({"port": 80})");
+  EXPECT_EQ(CheckCanSave(folder_).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(CheckpointTest, AcceptsNamesWithoutPrefixBuffersAndTheTiedCopy) {
