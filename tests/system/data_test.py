@@ -161,11 +161,11 @@ class Data(SystemCase):
     def test_a_node_that_was_away_goes_on_with_the_samples_of_the_step(self):
         # The parameters stay as they are, so that the loss of a step tells which samples it had.
         still = {"lr": 1e-12}
-        steady = self.run_of({"a": 1, "b": 2}, steps=400, **still)
+        steady = self.run_of({"b": 2}, steps=150, quorum=1, deadline_ms=2000, **still)
         self.start_nodes(steady, self.text, {})
         self.finish(steady)
         reference = self.metrics(steady, "b")
-        self.assertEqual(len(reference), 400)
+        self.assertEqual(len(reference), 150)
 
         away = self.run_of({"a": 1, "b": 1}, steps=100000, quorum=1, deadline_ms=2000, **still)
         away.start_coordinator()
@@ -188,8 +188,8 @@ class Data(SystemCase):
         for step, line in {**before, **after}.items():
             if step in reference:
                 self.assertAlmostEqual(line["loss"], reference[step]["loss"], places=5)
-        self.assertLess(first, 400, "nothing was compared after the gap")
-        self.assertGreater(len({round(line["loss"], 5) for line in reference.values()}), 250)
+        self.assertLess(first, 150, "nothing was compared after the gap")
+        self.assertGreater(len({round(line["loss"], 5) for line in reference.values()}), 100)
         # Of the steps before it came back, all are skipped but those it had taken part in. It may
         # have ended before it wrote down the last one of them.
         skipped = after[first]["skipped_steps"]
