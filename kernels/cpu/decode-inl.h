@@ -85,39 +85,82 @@ HWY_INLINE void DecodeRun(uint32_t cols, const Components& components, Sink&& si
   }
 }
 
+// The cosine of position n - 1 - j is that of position j for an even frequency, and its negative
+// for an odd one, to the bit (kernels/dct_tables.cc makes both from one constant). So positions
+// that mirror each other share a product p, and the mirrored one adds p * 1 or p * -1. That product
+// is exact: with a fused multiply-add too the sum is rounded once, as the stated order wants it. A
+// sum that began at +0 is never -0, so the sign of a product that is zero does not matter.
+HWY_INLINE FloatVec AddMirrored(FloatVec sum, FloatVec product, float sign) {
+  return hn::MulAdd(product, hn::Set(FloatTag(), sign), sum);
+}
+
+// +1 and -1 for even and odd frequencies.
+constexpr float kMirrorSign[2] = {1.0f, -1.0f};
+
+// The sums of one run for `vectors` vectors of columns from `cosines` on, and for those that mirror
+// them, the lanes in the order of the former.
+template <size_t vectors>
+struct MirroredSums {
+  FloatVec front[vectors];
+  FloatVec back[vectors];
+
+  HWY_INLINE void Clear() {
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < vectors; ++v) front[v] = back[v] = hn::Zero(FloatTag());
+  }
+
+  HWY_INLINE void AddFrequency(uint32_t e, float value, const float* HWY_RESTRICT cosines,
+                               size_t stride) {
+    const FloatTag d;
+    const FloatVec weight = hn::Set(d, value);
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < vectors; ++v) {
+      const FloatVec product = hn::Mul(weight, hn::LoadU(d, cosines + e * stride + v * kLanes));
+      front[v] = hn::Add(front[v], product);
+      back[v] = AddMirrored(back[v], product, kMirrorSign[e % 2]);
+    }
+  }
+
+  template <class Sink>
+  HWY_INLINE void PassOn(size_t l, size_t cols, Sink& sink) const {
+    HWY_UNROLL(4)
+    for (size_t v = 0; v < vectors; ++v) {
+      const size_t at = l + v * kLanes;
+      const size_t mirrored = cols - kLanes - at;
+      sink(0, at, front[v], cols - at);
+      sink(0, mirrored, hn::Reverse(FloatTag(), back[v]), cols - mirrored);
+    }
+  }
+};
+
 // Two runs at once. A sum is a chain of additions, each of which waits for the one before: two
 // chains of equal length fill each other's gaps. The order within each is that of DecodeRun.
 template <class SinkA, class SinkB>
 HWY_INLINE void DecodeTwoRuns(uint32_t cols, const Components& a, const Components& b,
                               SinkA&& sink_a, SinkB&& sink_b) {
-  const size_t stride = PaddedSide(cols);
-  if (a.size() != b.size() || stride % (kColumnVectors * kLanes) != 0) {
+  constexpr size_t kVectors = kColumnVectors / 2;
+  if (a.size() != b.size() || cols % (2 * kVectors * kLanes) != 0) {
     DecodeRun(cols, a, sink_a);
     DecodeRun(cols, b, sink_b);
     return;
   }
   CheckRun(cols, a);
   CheckRun(cols, b);
-  const FloatTag d;
   const float* HWY_RESTRICT cosines = DctBasisPadded(cols).by_frequency;
-  for (size_t l = 0; l < cols; l += kColumnVectors * kLanes) {
-    FloatVec sum_a[kColumnVectors], sum_b[kColumnVectors];
-    HWY_UNROLL(4)
-    for (size_t v = 0; v < kColumnVectors; ++v) sum_a[v] = sum_b[v] = hn::Zero(d);
+  const uint32_t* HWY_RESTRICT index_a = a.index.data();
+  const uint32_t* HWY_RESTRICT index_b = b.index.data();
+  const float* HWY_RESTRICT value_a = a.value.data();
+  const float* HWY_RESTRICT value_b = b.value.data();
+  for (size_t l = 0; l < cols / 2; l += kVectors * kLanes) {
+    MirroredSums<kVectors> sums_a, sums_b;
+    sums_a.Clear();
+    sums_b.Clear();
     for (size_t i = 0; i < a.size(); ++i) {
-      const float* HWY_RESTRICT cosine_a = cosines + l + a.index[i] * stride;
-      const float* HWY_RESTRICT cosine_b = cosines + l + b.index[i] * stride;
-      const FloatVec weight_a = hn::Set(d, a.value[i]);
-      const FloatVec weight_b = hn::Set(d, b.value[i]);
-      HWY_UNROLL(4)
-      for (size_t v = 0; v < kColumnVectors; ++v) {
-        const size_t at = v * kLanes;
-        sum_a[v] = hn::Add(sum_a[v], hn::Mul(weight_a, hn::LoadU(d, cosine_a + at)));
-        sum_b[v] = hn::Add(sum_b[v], hn::Mul(weight_b, hn::LoadU(d, cosine_b + at)));
-      }
+      sums_a.AddFrequency(index_a[i], value_a[i], cosines + l, cols);
+      sums_b.AddFrequency(index_b[i], value_b[i], cosines + l, cols);
     }
-    PassOn<kColumnVectors>(sum_a, l, cols, sink_a);
-    PassOn<kColumnVectors>(sum_b, l, cols, sink_b);
+    sums_a.PassOn(l, cols, sink_a);
+    sums_b.PassOn(l, cols, sink_b);
   }
 }
 
@@ -156,26 +199,31 @@ HWY_INLINE void DecodeRows(ChunkShape shape, const Components& components, float
 }
 
 // x[j][l] and x[rows - 1 - j][l] of `pairs` rows from j on and of `vectors` vectors of columns from
-// `y` on. The cosines of the two rows are equal for an even frequency and each other's negative for
-// an odd one, to the bit, so they share the products: x - p has the bits of x + (-p), and a sum
-// that began at +0 is never -0, so that the sign of a product that is zero does not matter.
+// `y` on; see AddMirrored.
 template <size_t pairs, size_t vectors>
 struct RowSums {
   FloatVec front[pairs][vectors];
   FloatVec back[pairs][vectors];
 
-  template <bool odd>
-  HWY_INLINE void AddFrequency(const float* HWY_RESTRICT y, const float* HWY_RESTRICT cosine,
-                               size_t cosine_stride) {
+  HWY_INLINE void Clear() {
+    HWY_UNROLL(4)
+    for (size_t q = 0; q < pairs; ++q) {
+      HWY_UNROLL(4)
+      for (size_t v = 0; v < vectors; ++v) front[q][v] = back[q][v] = hn::Zero(FloatTag());
+    }
+  }
+
+  HWY_INLINE void AddFrequency(uint32_t b, const float* HWY_RESTRICT y,
+                               const float* HWY_RESTRICT cosines, size_t rows) {
     const FloatTag d;
     HWY_UNROLL(4)
     for (size_t q = 0; q < pairs; ++q) {
-      const FloatVec weight = hn::Set(d, cosine[q * cosine_stride]);
+      const FloatVec weight = hn::Set(d, cosines[q * rows + b]);
       HWY_UNROLL(4)
       for (size_t v = 0; v < vectors; ++v) {
         const FloatVec product = hn::Mul(weight, hn::LoadU(d, y + v * kLanes));
         front[q][v] = hn::Add(front[q][v], product);
-        back[q][v] = odd ? hn::Sub(back[q][v], product) : hn::Add(back[q][v], product);
+        back[q][v] = AddMirrored(back[q][v], product, kMirrorSign[b % 2]);
       }
     }
   }
@@ -183,18 +231,9 @@ struct RowSums {
   // `cosines` is the row of the basis of position j, `rows` elements long.
   HWY_INLINE void Run(const PresentRows& present, const float* HWY_RESTRICT y, size_t stride,
                       const float* HWY_RESTRICT cosines, size_t rows) {
-    HWY_UNROLL(4)
-    for (size_t q = 0; q < pairs; ++q) {
-      HWY_UNROLL(4)
-      for (size_t v = 0; v < vectors; ++v) front[q][v] = back[q][v] = hn::Zero(FloatTag());
-    }
-    for (uint32_t i = 0; i < present.count; ++i, y += stride) {
-      const uint32_t b = present.frequency[i];
-      if (b % 2 == 0) {
-        AddFrequency<false>(y, cosines + b, rows);
-      } else {
-        AddFrequency<true>(y, cosines + b, rows);
-      }
+    Clear();
+    for (uint32_t i = 0; i < present.count; ++i) {
+      AddFrequency(present.frequency[i], y + i * stride, cosines, rows);
     }
   }
 };
