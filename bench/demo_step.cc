@@ -54,44 +54,62 @@ StepRule Stepping() {
   return rule;
 }
 
-// Calls body(item, scratch) for each row of tiles, or for as many elements of the flat tensor.
-template <class Body>
-void ForEachItem(int threads, const Body& body) {
-  ParallelFor(kRows / kSide, threads, [&](size_t item) {
-    thread_local const auto scratch = std::make_unique<ChunkScratch>();
-    body(item, scratch.get());
+// A block of chunks: a row of tiles, or a few hundred runs.
+constexpr size_t kTilesABlock = kCols / kSide;
+constexpr size_t kRunsABlock = 320;
+constexpr size_t kTileBlocks = kRows / kSide;
+constexpr size_t kRunBlocks = kRows * kCols / kSide / kRunsABlock;
+
+ChunkScratch* Scratch() {
+  thread_local const auto scratch = std::make_unique<ChunkScratch>();
+  return scratch.get();
+}
+
+// Lines 3 to 7 for one block.
+void ReserveBlock(bool flat, size_t block, State* state) {
+  if (flat) {
+    const size_t run = block * kRunsABlock;
+    ReserveRuns(kSide, kRunsABlock, Reserving(), state->gradient.data() + run * kSide,
+                state->momentum.data() + run * kSide, Scratch(), &state->sent[run]);
+    return;
+  }
+  for (size_t c = 0; c < kTilesABlock; ++c) {
+    const size_t first = block * kSide * kCols + c * kSide;
+    ReserveChunk({kSide, kSide}, Reserving(), state->gradient.data() + first, kCols,
+                 state->momentum.data() + first, kCols, Scratch(),
+                 &state->sent[block * kTilesABlock + c]);
+  }
+}
+
+// Lines 9 to 11 for one block.
+void StepBlock(bool flat, size_t block, State* state) {
+  if (flat) {
+    const size_t run = block * kRunsABlock;
+    StepRuns(kSide, kRunsABlock, Stepping(), &state->sent[run],
+             state->parameters.data() + run * kSide);
+    return;
+  }
+  for (size_t c = 0; c < kTilesABlock; ++c) {
+    const size_t first = block * kSide * kCols + c * kSide;
+    StepChunk({kSide, kSide}, Stepping(), state->sent[block * kTilesABlock + c],
+              state->parameters.data() + first, kCols, Scratch());
+  }
+}
+
+// With one sender and no packing nothing lies between lines 7 and 9, so each block makes its whole
+// step.
+void RunOurs(bool flat, int threads, State* state) {
+  ParallelFor(flat ? kRunBlocks : kTileBlocks, threads, [&](size_t block) {
+    ReserveBlock(flat, block, state);
+    StepBlock(flat, block, state);
   });
 }
 
-void RunFlat(int threads, State* state) {
-  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
-    const size_t run = item * kCols;
-    ReserveRuns(kSide, kCols, Reserving(), state->gradient.data() + run * kSide,
-                state->momentum.data() + run * kSide, scratch, &state->sent[run]);
-  });
-  ForEachItem(threads, [&](size_t item, ChunkScratch*) {
-    const size_t run = item * kCols;
-    StepRuns(kSide, kCols, Stepping(), &state->sent[run], state->parameters.data() + run * kSide);
-  });
-}
-
-void RunTiles(int threads, State* state) {
-  const ChunkShape shape{kSide, kSide};
-  constexpr size_t kTiles = kCols / kSide;
-  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
-    for (size_t c = 0; c < kTiles; ++c) {
-      const size_t first = item * kSide * kCols + c * kSide;
-      ReserveChunk(shape, Reserving(), state->gradient.data() + first, kCols,
-                   state->momentum.data() + first, kCols, scratch, &state->sent[item * kTiles + c]);
-    }
-  });
-  ForEachItem(threads, [&](size_t item, ChunkScratch* scratch) {
-    for (size_t c = 0; c < kTiles; ++c) {
-      const size_t first = item * kSide * kCols + c * kSide;
-      StepChunk(shape, Stepping(), state->sent[item * kTiles + c], state->parameters.data() + first,
-                kCols, scratch);
-    }
-  });
+// As a trainer does, which sends in between.
+void RunApart(bool flat, int threads, State* state) {
+  const size_t blocks = flat ? kRunBlocks : kTileBlocks;
+  ParallelFor(blocks, threads, [&](size_t block) { ReserveBlock(flat, block, state); });
+  ParallelFor(blocks, threads, [&](size_t block) { StepBlock(flat, block, state); });
 }
 
 void FloorOf(size_t size, const float* __restrict g, float* __restrict d, float* __restrict p) {
@@ -142,9 +160,8 @@ std::string Answer(const std::string& command, State* flat, State* tiles, State*
     return file.flush() ? "done" : "error: cannot write " + last;
   }
   const int threads = std::max(1, std::atoi(last.c_str()));
-  if (what == "ours") {
-    return Timed([&] { shape == "flat" ? RunFlat(threads, state) : RunTiles(threads, state); });
-  }
+  if (what == "ours") return Timed([&] { RunOurs(shape == "flat", threads, state); });
+  if (what == "apart") return Timed([&] { RunApart(shape == "flat", threads, state); });
   if (what == "floor") return Timed([&] { RunFloor(threads, floor); });
   return "error: unknown command " + what;
 }
