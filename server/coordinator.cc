@@ -36,6 +36,7 @@ RoundSettings SettingsOf(const v1::RunSpec& spec) {
   settings.deadline_ms = spec.timing().deadline_ms();
   settings.grace_ms = spec.timing().grace_ms();
   settings.tick_ms = kTickMs;
+  settings.acknowledge_ms = spec.timing().heartbeat_ms();
   return settings;
 }
 

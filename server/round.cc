@@ -102,6 +102,7 @@ void RoundMachine::Apply(const Ticked&, int64_t now_ms, Effects* effects) {
 void RoundMachine::Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects) {
   ISTHMUS_CHECK(phase_ == Phase::kCommitting && event.round == committed_ + 1);
   committed_ = event.round;
+  commit_ms_.push_back(now_ms);
   effects->push_back(PublishRound{committed_});
   if (committed_ < settings_.steps) {
     Open(now_ms, effects);
@@ -135,14 +136,23 @@ void RoundMachine::OpenFirst(int64_t now_ms, Effects* effects) {
   if (ready >= settings_.quorum) Open(now_ms, effects);
 }
 
+uint64_t RoundMachine::DueAcknowledgement(int64_t now_ms) {
+  while (!commit_ms_.empty() && commit_ms_.front() + settings_.acknowledge_ms <= now_ms) {
+    commit_ms_.pop_front();
+  }
+  // At the commit of a round its contributors have acknowledged the one before it.
+  const uint64_t before_last = committed_ == 0 ? 0 : committed_ - 1;
+  return std::min(before_last, committed_ - commit_ms_.size());
+}
+
 void RoundMachine::Open(int64_t now_ms, Effects* effects) {
   phase_ = Phase::kOpen;
   opened_ms_ = now_ms;
   first_complete_ms_ = -1;
   OpenRound opened{committed_ + 1, committed_, committed_ + 1, {}};
+  const uint64_t due = DueAcknowledgement(now_ms);
   for (auto& [name, node] : nodes_) {
-    // At the commit of a round its contributors have acknowledged the one before it.
-    const bool member = node.live && node.acknowledged + 1 >= committed_;
+    const bool member = node.live && node.acknowledged >= due;
     node.standing = member ? Standing::kOutstanding : Standing::kNotMember;
     node.digest.clear();
     node.reason.clear();

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <variant>
@@ -39,6 +40,10 @@ struct RoundSettings {
   int64_t deadline_ms = 0;  // after opening; 0: none
   int64_t grace_ms = 5000;  // after the first complete contribution, where quorum < nodes
   int64_t tick_ms = 100;
+  // A node may be so late with acknowledging a commit and still be a member of the rounds after it:
+  // acknowledgements ride on heartbeats, so a node that keeps up is never behind by more than what
+  // was committed in this time, however short the rounds are. 0: only the last two commits count.
+  int64_t acknowledge_ms = 0;
 };
 
 // Events. A node's name must be one of the settings' nodes. Those of a node whose lease has ended,
@@ -209,8 +214,12 @@ class RoundMachine {
   std::string MissingSentence() const;
   std::string Describe(const std::string& name, const Node& node) const;
 
+  // The last commit that a node must have acknowledged to be in step.
+  uint64_t DueAcknowledgement(int64_t now_ms);
+
   RoundSettings settings_;
   std::map<std::string, Node> nodes_;
+  std::deque<int64_t> commit_ms_;  // when the last commits were made; none older than is of use
   Phase phase_ = Phase::kStarting;
   uint64_t committed_ = 0;
   int64_t opened_ms_ = 0;

@@ -94,6 +94,7 @@ class Scenario {
       if (field.first == "lease") settings.lease_ms = Number(field.second);
       if (field.first == "deadline") settings.deadline_ms = Number(field.second);
       if (field.first == "grace") settings.grace_ms = Number(field.second);
+      if (field.first == "acknowledge") settings.acknowledge_ms = Number(field.second);
     }
     if (settings.quorum == 0) settings.quorum = settings.nodes.size();
     machine_ = std::make_unique<RoundMachine>(settings);

@@ -13,7 +13,6 @@ The held-out loss is in nats a token (a token is a byte). A ratio is that of `de
 """
 
 import argparse
-import gzip
 import json
 import pathlib
 import sys
@@ -32,11 +31,11 @@ from demo_cluster import Cluster, MetricsTail  # noqa: E402
 matplotlib.use("Agg")
 
 NODES = {"frankfurt": 1, "virginia": 1}
-SEQUENCES_PER_NODE = 16
+SEQUENCES_PER_NODE = 4
 CONTEXT = 128
 TOKENS_A_STEP = len(NODES) * SEQUENCES_PER_NODE * CONTEXT
-STEPS = 503  # 2.06 million tokens
-EVAL_EVERY = 25
+STEPS = 2012  # 2.06 million tokens
+EVAL_EVERY = 100
 SEEDS = (1, 2, 3)
 
 # The tuning: every method gets the same number of points and of tokens, and one seed that the
