@@ -148,13 +148,8 @@ void Reserve(ChunkShape shape, const ReserveRule& rule, const float* g, size_t g
   EncodeTile(shape, scratch);
   Select(shape.elements(), rule.k, scratch, sent);
   DecodeTile(shape, *sent, scratch->second,
-             Subtraction{rule.alpha,
-                         scratch->first,
-                         PaddedSide(shape.cols),
-                         d,
-                         stride,
-                         {g, g_stride},
-                         shape.cols});
+             Subtraction{rule.alpha, scratch->first, PaddedSide(shape.cols), d, stride,
+                         /*gradient=*/{}, /*ahead=*/0});
 }
 
 // -1, 0 or +1; +0 for what is neither above nor below 0.
