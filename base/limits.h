@@ -81,6 +81,20 @@ inline constexpr size_t kWatchQueueEventsMax = size_t{1} << 18;
 // Calls one connection may have open: watch, submit, heartbeat, join, and room to reconnect.
 inline constexpr int kConcurrentStreamsMax = 32;
 
+// --- What operators may ask. Rounds kept for them: hours of a slow run, minutes of a fast one.
+inline constexpr size_t kHistoryRoundsMax = 1000;
+// Changes that a reader of WatchRounds may be behind: some hundred rounds of a few nodes.
+inline constexpr size_t kHistoryChangesMax = 4096;
+// Of either, in bytes: a round of 256 nodes that all give a long reason has 90 KiB.
+inline constexpr size_t kHistoryBytesMax = size_t{16} << 20;
+// Open WatchRounds calls: a handful of people, and a dashboard.
+inline constexpr size_t kRoundWatchersMax = 64;
+// Items of a page: a screenful where nothing is said, and what fits a message with room to spare.
+inline constexpr size_t kPageSizeDefault = 50;
+inline constexpr size_t kPageSizeMax = 500;
+// Bytes of a page of rounds, which may be large: half of what a message may have.
+inline constexpr size_t kPageBytesMax = kMessageBytesMax / 2;
+
 // --- Files of the trainer. Names and shapes of the largest model allowed, with room for a comment.
 inline constexpr size_t kSafetensorsHeaderBytesMax = size_t{100} << 20;
 inline constexpr int kDataFilesMax = 4096;

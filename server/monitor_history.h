@@ -24,16 +24,15 @@
 
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
+#include "base/limits.h"
 #include "isthmus/v1/monitor.pb.h"
 
 namespace isthmus {
 
 struct HistoryLimits {
-  size_t rounds = 1000;
-  size_t changes = 4096;
-  // Of the rounds kept, and of the changes kept, each; a round of 256 nodes with long reasons has
-  // 90 KiB.
-  size_t bytes = size_t{16} << 20;
+  size_t rounds = kHistoryRoundsMax;
+  size_t changes = kHistoryChangesMax;
+  size_t bytes = kHistoryBytesMax;  // of the rounds kept, and of the changes kept, each
 };
 
 // The same moment on the coordinator's monotonic clock and on the wall.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/limits.h"
 #include "base/status_macros.h"
 #include "isthmus/v1/monitor.grpc.pb.h"
 #include "server/monitor_view.h"
@@ -17,8 +18,6 @@ namespace isthmus {
 namespace {
 
 constexpr char kServiceName[] = "isthmus.v1.MonitorService";
-// Of the rounds in one page: half of what a message may have.
-constexpr size_t kPageBytesMax = size_t{1} << 20;
 
 }  // namespace
 

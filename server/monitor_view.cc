@@ -14,9 +14,6 @@
 namespace isthmus {
 namespace {
 
-// A screenful, and what fits into a message with room to spare.
-constexpr size_t kPageSizeDefault = 50;
-constexpr size_t kPageSizeMax = 500;
 // Nobody but this file reads a token; the letter keeps people from counting on numbers.
 constexpr char kTokenPrefix[] = "p";
 

@@ -14,8 +14,6 @@ namespace {
 
 using WriteReactor = grpc::ServerWriteReactor<v1::WatchRoundsResponse>;
 
-// A handful of people and a dashboard.
-constexpr size_t kRoundWatchersMax = 64;
 // The thread looks up now and then even if nobody woke it.
 constexpr int kLookMs = 500;
 
