@@ -29,14 +29,14 @@ NODES = tuple(RANKS)
 # about 40 kB up and 80 kB down, so the rate costs it 95 ms and the distance 40 ms.
 LINKS = {"frankfurt": Link(rate_mbit=10), "virginia": Link(rate_mbit=10, rtt_ms=40)}
 CONTEXT = 128
-SEQUENCES_PER_NODE = 4
+SEQUENCES_PER_NODE = 8
 TRIAL_STEPS = 40
 STEPS_MIN = 60
 # Losses and rates on the screen are means over so many rounds.
 RATE_ROUNDS = 20
 # Start-up, evaluation at both ends and the sample; taken off the time before steps are counted.
 FIXED_SECONDS = 12
-VAL_LOSS_BAR = 2.6
+VAL_LOSS_BAR = 2.3
 UPLOAD_SHARE_BAR = 1 / 50
 
 SPEC = """\
@@ -46,7 +46,7 @@ steps: {steps}
 preset: "flexdemo"
 nodes {{ name: "{first}" }}
 nodes {{ name: "{second}" }}
-model {{ layers: 4 heads: 4 width: 128 context: {context} vocab: 256 }}
+model {{ layers: 2 heads: 6 width: 192 context: {context} vocab: 256 }}
 data {{ sequences_per_node: {sequences} heldout_permille: 50 eval_sequences: 64
        eval_every: {every} }}
 optimizer {{ lr: 0.002 warmup_steps: {warmup} lr_final_ratio: 0.05 clip_norm: 1.0 }}

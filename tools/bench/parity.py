@@ -1,6 +1,6 @@
 """Does `demo` learn as well as AdamW on the full gradient, token for token?
 
-Trains the demo's model on the demo's text twice a seed: with preset `full` (AdamW on gradients that
+Trains a GPT of 0.84 M parameters on the demo's text twice a seed: with preset `full` (AdamW on gradients that
 the coordinator averages at every step) and with preset `demo` (compressed components, sign). Both
 run through coordinator, agents and trainers; they see the same model, start, data order, tokens and
 schedule, and each has the learning rate that its row of the same grid chose.
