@@ -26,11 +26,11 @@ TEXT_PACKAGE = "jargon-text"
 RANKS = {"frankfurt": 2, "virginia": 2}
 NODES = tuple(RANKS)
 # From each node to the coordinator: a thin line for both, and for one some distance. A round sends
-# about 40 kB up and 80 kB down, so the rate costs it 95 ms and the distance 40 ms.
-LINKS = {"frankfurt": Link(rate_mbit=10), "virginia": Link(rate_mbit=10, rtt_ms=40)}
+# about 33 kB up and 66 kB down, so the rate costs it 80 ms and the distance 20 ms.
+LINKS = {"frankfurt": Link(rate_mbit=10), "virginia": Link(rate_mbit=10, rtt_ms=20)}
 CONTEXT = 128
 SEQUENCES_PER_NODE = 8
-TRIAL_STEPS = 40
+TRIAL_STEPS = 20
 STEPS_MIN = 60
 # Losses and rates on the screen are means over so many rounds.
 RATE_ROUNDS = 20
@@ -50,7 +50,7 @@ model {{ layers: 2 heads: 6 width: 192 context: {context} vocab: 256 }}
 data {{ sequences_per_node: {sequences} heldout_permille: 50 eval_sequences: 64
        eval_every: {every} }}
 optimizer {{ lr: 0.002 warmup_steps: {warmup} lr_final_ratio: 0.05 clip_norm: 1.0 }}
-codec {{ matrix_density: 0.0078125 vector_density: 0.125 beta: 0.999 }}
+codec {{ matrix_density: 0.005859375 vector_density: 0.09375 beta: 0.999 }}
 """
 
 

@@ -1,9 +1,10 @@
 """Does `demo` learn as well as AdamW on the full gradient, token for token?
 
-Trains a GPT of 0.84 M parameters on the demo's text twice a seed: with preset `full` (AdamW on gradients that
-the coordinator averages at every step) and with preset `demo` (compressed components, sign). Both
-run through coordinator, agents and trainers; they see the same model, start, data order, tokens and
-schedule, and each has the learning rate that its row of the same grid chose.
+Trains a GPT of 0.84 M parameters on the demo's text twice a seed: with preset `full` (AdamW on
+gradients that the coordinator averages at every step) and with preset `demo` (compressed
+components, sign). Both run through coordinator, agents and trainers; they see the same model,
+start, data order, tokens and schedule, and each has the learning rate that its row of the grid
+chose.
 
     ./dev bench parity            three seeds; prints the result line, writes curves as PNG
     ./dev bench parity --tune     trains every point of the grid with the seed of the tuning and

@@ -74,13 +74,19 @@ void DemoShard::EncodeBlock(const HeldBlock& held, float eta, absl::Span<const f
   rule.beta = options_.codec.beta();
   rule.eta = eta;
   rule.alpha = options_.codec.alpha();
-  for (uint64_t c = 0; c < block.chunks; ++c) {
+  for (uint64_t c = 0, runs = 1; c < block.chunks; c += runs) {
     const ChunkPlace place = grid().Place(block.first_chunk + c);
+    runs = held_->RunsFrom(block.first_chunk + c);
     const uint64_t first = held_->OffsetInPart(held, place);
+    const float* const g = gradient.empty() ? nullptr : gradient.data() + first;
+    float* const d = residual_[held.part].data() + first;
+    Components* const sent = &(*components)[held.first_slot + c];
     rule.k = place.k;
-    ReserveChunk(place.shape, rule, gradient.empty() ? nullptr : gradient.data() + first,
-                 place.stride, residual_[held.part].data() + first, place.stride, ThreadScratch(),
-                 &(*components)[held.first_slot + c]);
+    if (runs > 1) {
+      ReserveRuns(place.shape.cols, runs, rule, g, d, ThreadScratch(), sent);
+    } else {
+      ReserveChunk(place.shape, rule, g, place.stride, d, place.stride, ThreadScratch(), sent);
+    }
   }
 }
 

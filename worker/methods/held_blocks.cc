@@ -51,6 +51,16 @@ const HeldBlock* HeldBlocks::Find(uint32_t block) const {
   return found != blocks_.end() && found->block == block ? &*found : nullptr;
 }
 
+uint64_t HeldBlocks::RunsFrom(uint64_t chunk) const {
+  const ChunkPlace first = grid_->Place(chunk);
+  if (first.shape.rows != 1) return 1;
+  const Block& block = grid_->blocks()[first.block];
+  const uint64_t last = block.first_chunk + block.chunks - 1;
+  // All chunks of a block but its last have one shape.
+  const bool last_differs = !(grid_->Place(last).shape == first.shape);
+  return std::max<uint64_t>(1, last - chunk + (last_differs ? 0 : 1));
+}
+
 template <typename T>
 absl::StatusOr<std::vector<absl::Span<T>>> HeldBlocks::MatchParts(
     const std::vector<TensorPart<T>>& given) const {

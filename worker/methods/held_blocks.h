@@ -52,6 +52,10 @@ class HeldBlocks {
     return held.offset + place.first_element - BlockOf(held).first_element;
   }
 
+  // How many chunks from `chunk` on, of its block, are runs of one length that follow each other
+  // without a gap, so that the kernels take them in one call; 1 where it is a tile.
+  uint64_t RunsFrom(uint64_t chunk) const;
+
   // The data of each part of Make, in that order; empty for one that is not given.
   // INVALID_ARGUMENT: a part that was not named at Make, or that has another size there.
   template <typename T>

@@ -103,12 +103,17 @@ void UpdateStep::ApplyBlock(const HeldBlock& held, const Rule& rule,
   const bool fused = transformed && optimizer_.base() == v1::BASE_OPTIMIZER_SGD;
   const StepRule step = {codec_.sign(), rule.lr, rule.decay_factor[block.tensor]};
   std::vector<float> u;
-  for (uint64_t c = 0; c < block.chunks; ++c) {
+  for (uint64_t c = 0, runs = 1; c < block.chunks; c += runs) {
     const ChunkPlace place = grid.Place(block.first_chunk + c);
     const Components& merged = components[held.first_slot + c];
     if (fused) {
-      StepChunk(place.shape, step, merged, part.data() + held_->OffsetInPart(held, place),
-                place.stride, ThreadScratch());
+      runs = held_->RunsFrom(block.first_chunk + c);
+      float* const p = part.data() + held_->OffsetInPart(held, place);
+      if (runs > 1) {
+        StepRuns(place.shape.cols, runs, step, &merged, p);
+      } else {
+        StepChunk(place.shape, step, merged, p, place.stride, ThreadScratch());
+      }
       continue;
     }
     u.assign(place.shape.elements(), 0.0f);
