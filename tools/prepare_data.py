@@ -15,6 +15,7 @@ documents, or every Nth with --val_every.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -63,8 +64,8 @@ class TokenFile:
             values.byteswap()
         self._file.write(values.tobytes())
 
-    def finish(self):
-        """Writes the header, if there is one, and gives the file its name."""
+    def close(self):
+        """Writes the header, if there is one; all bytes are on disk afterwards."""
         if self.llmc:
             header = array("i", [*LLMC_KINDS[self.dtype], self.tokens])
             if sys.byteorder == "big":
@@ -74,11 +75,19 @@ class TokenFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        os.replace(self._part, self.path)
+
+    def publish(self):
+        """Gives the file its name; an older one without tokens to take its place goes."""
+        if self.tokens:
+            os.replace(self._part, self.path)
+        else:  # no part for validation was asked for
+            self._part.unlink()
+            self.path.unlink(missing_ok=True)
 
     def discard(self):
-        """Removes what has not been finished."""
-        self._file.close()
+        """Removes what has not been published."""
+        with contextlib.suppress(OSError):  # what is still to be written need not be
+            self._file.close()
         self._part.unlink(missing_ok=True)
 
 
@@ -236,7 +245,8 @@ def prepare(arguments):
     """Does it all; returns the meta data. Nothing is left behind on an error."""
     for path in arguments.inputs:
         if not path.is_file():
-            raise DataError(f"{path}: there is no such file")
+            there = "it is not a regular file" if path.exists() else "there is no such file"
+            raise DataError(f"{path}: {there}")
     encoder = HuggingFace(arguments.tokenizer) if arguments.tokenizer else Bytes()
     dtype = token_type(arguments, encoder)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -245,23 +255,28 @@ def prepare(arguments):
         if path.exists() and not arguments.overwrite:
             raise DataError(f"{path} exists; say --overwrite or another --out")
     files = []
+    meta_part = paths[2].with_name(paths[2].name + ".part")
     try:
         for path in paths[:2]:
             files.append(TokenFile(path, dtype, arguments.format == "llmc"))
         progress = Progress(sum(path.stat().st_size for path in arguments.inputs))
         convert(arguments, encoder, *files, progress)
         check_parts(*files, bool(arguments.val_every or arguments.val_fraction))
-    except BaseException:
+        for file in files:
+            file.close()
+        meta = meta_of(arguments, encoder, dtype, *files)
+        meta_part.write_text(json.dumps(meta, indent=2) + "\n")
+    except BaseException as error:
         for file in files:
             file.discard()
+        meta_part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise DataError(f"{arguments.out}: {error.strerror}") from error
         raise
+    # All is on disk: from here on only names change.
     for file in files:
-        if file.tokens:
-            file.finish()
-        else:  # no part for validation was asked for
-            file.discard()
-    meta = meta_of(arguments, encoder, dtype, *files)
-    paths[2].write_text(json.dumps(meta, indent=2) + "\n")
+        file.publish()
+    os.replace(meta_part, paths[2])
     return meta, progress.seconds()
 
 

@@ -19,6 +19,7 @@
 #include "base/limits.h"
 #include "base/status_macros.h"
 #include "worker/hf_config.h"
+#include "worker/json_text.h"
 #include "worker/whole_file.h"
 
 namespace isthmus {
@@ -57,9 +58,13 @@ std::string InFolder(absl::string_view folder, absl::string_view name) {
 }
 
 absl::StatusOr<std::string> ReadText(const std::string& path) {
+  std::error_code ignored;
+  // A pipe has no end, and to open one waits for its other side.
+  if (std::filesystem::exists(path, ignored) && !IsFile(path)) {
+    return absl::InvalidArgumentError(absl::StrCat("'", path, "' is not a regular file"));
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open '", path, "'"));
-  std::error_code ignored;
   const auto bytes = std::filesystem::file_size(path, ignored);
   if (bytes > kSafetensorsHeaderBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -100,7 +105,7 @@ absl::Status Checkpoint::OpenFolder() {
 
 absl::Status Checkpoint::OpenIndexed(const std::string& index_path) {
   ISTHMUS_ASSIGN_OR_RETURN(const std::string text, ReadText(index_path));
-  const nlohmann::json index = nlohmann::json::parse(text, nullptr, false);
+  const nlohmann::ordered_json index = ParseJson(text);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     return absl::InvalidArgumentError(absl::StrCat("'", index_path, "' has no weight_map"));
   }
@@ -232,7 +237,11 @@ absl::Status CheckpointWriter::Finish() {
 }
 
 absl::Status CheckCanSave(const std::string& path) {
-  if (!IsFolder(path)) return CheckCanWrite(std::string(absl::StripSuffix(path, "/")));
+  const std::string bare(absl::StripSuffix(path, "/"));
+  if (bare != path && IsFile(bare)) {
+    return absl::ErrnoToStatus(ENOTDIR, absl::StrCat("cannot write into '", path, "'"));
+  }
+  if (!IsFolder(path)) return CheckCanWrite(bare);
   if (access(path.c_str(), W_OK | X_OK) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot write into the folder '", path, "'"));
   }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "worker/json_text.h"
 
 namespace isthmus {
 namespace {
@@ -92,9 +93,10 @@ std::string Gpt2ConfigJson(const v1::ModelSpec& spec) {
 }
 
 absl::StatusOr<v1::ModelSpec> ParseGpt2Config(const std::string& text, const std::string& path) {
-  const Json config = Json::parse(text, nullptr, false);
+  const Json config = ParseJson(text);
   if (!config.is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat("'", path, "' is not a JSON object"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", path, "' is not a JSON object, or is nested deeper than ", kJsonDepthMax));
   }
   const Json nothing(Json::value_t::discarded);
   if (!config.contains("model_type") || config["model_type"] != "gpt2") {

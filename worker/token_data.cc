@@ -194,7 +194,7 @@ TokenData::~TokenData() {
 
 absl::Status TokenData::Map(const std::string& path, File* file) const {
   file->path = path;
-  file->descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file->descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat status {};
   if (file->descriptor < 0 || fstat(file->descriptor, &status) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot open data file '", path, "'"));

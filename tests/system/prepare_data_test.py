@@ -1,8 +1,10 @@
 """tools/prepare_data.py: what it writes for a tiny tokenizer and for bytes, and what it refuses."""
 
+import functools
 import hashlib
 import json
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -172,6 +174,30 @@ class PrepareData(unittest.TestCase):
             self.assertEqual(list(self.out.glob("*")) if self.out.exists() else [], [])
         said = self.run_tool(self.folder / "missing", code=1)
         self.assertIn("missing: there is no such file", said)
+
+    def test_overwriting_leaves_no_part_of_the_old_result(self):
+        source = self.write("text", "one two three\n" * 400)
+        self.run_tool(source, "--val_fraction=0.1")
+        self.assertTrue((self.out / "val.bin").exists())
+        self.run_tool(source, "--val_fraction=0", "--overwrite")
+        self.assertFalse((self.out / "val.bin").exists())
+        self.assertEqual(list(self.out.glob("*.part")), [])
+
+    def test_a_full_disk_leaves_nothing_behind(self):
+        # No file may be longer than so, which fails as a full disk does.
+        source = self.write("text", "one two three\n" * 4000)
+        for most in (0, 20_000, 53_000):
+            with self.subTest(most=most):
+                limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+                done = subprocess.run(
+                    [sys.executable, prepare_data.__file__, f"--out={self.out}", str(source)],
+                    capture_output=True,
+                    text=True,
+                    preexec_fn=limit,
+                )
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+                self.assertEqual(list(self.out.glob("*")), [])
 
     def test_results_are_not_overwritten_by_accident(self):
         source = self.write("text", "a\nb\n")

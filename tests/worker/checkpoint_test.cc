@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "worker/hf_config.h"
+#include "worker/json_text.h"
 #include "worker/whole_file.h"
 
 namespace isthmus {
@@ -263,6 +264,26 @@ TEST_F(CheckpointTest, NamesTheFieldInWhichTheConfigurationDiffers) {
   EXPECT_THAT(Refusal(folder_), HasSubstr("n_embd is missing; it must be 1 to 65536"));
   WriteConfig("{");
   EXPECT_THAT(Refusal(folder_), HasSubstr("is not a JSON object"));
+}
+
+TEST_F(CheckpointTest, DeepNestingAndPipesAreRefused) {
+  const std::string deep(200000, '['), end(200000, ']');
+  for (const char* field : {"n_layer", "model_type", "tie_word_embeddings"}) {
+    const std::string text = std::string("{\"") + field + "\":" + deep + end + "}";
+    const auto parsed = ParseGpt2Config(text, "config.json");
+    EXPECT_THAT(std::string(parsed.status().message()), HasSubstr("nested deeper than 32"));
+  }
+  EXPECT_FALSE(ParseJson("{\"a\":[[1]]}").is_discarded());
+  ASSERT_EQ(mkfifo(In("config.json").c_str(), 0666), 0);
+  EXPECT_THAT(std::string(Checkpoint::Open(folder_).status().message()),
+              HasSubstr("config.json' is not a regular file"));
+}
+
+TEST_F(CheckpointTest, AFileIsNoFolderToSaveInto) {
+  std::ofstream(In("plain")) << "x";
+  EXPECT_FALSE(CheckCanSave(In("plain/")).ok());
+  EXPECT_TRUE(CheckCanSave(In("plain")).ok());
+  EXPECT_TRUE(CheckCanSave(In("new/")).ok());
 }
 
 }  // namespace
