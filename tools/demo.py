@@ -8,12 +8,14 @@ import argparse
 import gzip
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "wan"))
@@ -30,12 +32,15 @@ NODES = tuple(RANKS)
 LINKS = {"frankfurt": Link(rate_mbit=10), "virginia": Link(rate_mbit=10, rtt_ms=20)}
 CONTEXT = 128
 SEQUENCES_PER_NODE = 8
-TRIAL_STEPS = 20
+TRIAL_STEPS = 30
 STEPS_MIN = 60
 # Losses and rates on the screen are means over so many rounds.
 RATE_ROUNDS = 20
 # Start-up, evaluation at both ends and the sample; taken off the time before steps are counted.
 FIXED_SECONDS = 12
+# Over a whole run a round takes longer than the median of the trial: pauses of the machine, and
+# evaluations, are in it too.
+TRIAL_FACTOR = 1.15
 VAL_LOSS_BAR = 2.3
 UPLOAD_SHARE_BAR = 1 / 50
 
@@ -279,7 +284,9 @@ def measured_steps(binaries, folder, text, minutes, begun, box):
     trial.mkdir()
     cluster = Cluster(binaries, trial, spec_text(TRIAL_STEPS, 0), RANKS, box)
     run(cluster, text, TRIAL_STEPS, show=False, sample_bytes=0)
-    per_round = seconds_a_round(MetricsTail(cluster.metrics_file(NODES[0], 0)).new_lines()[5:])
+    ends = [line["seconds"] for line in MetricsTail(cluster.metrics_file(NODES[0], 0)).new_lines()]
+    # The median, so that a machine that does something else for a moment does not halve the run.
+    per_round = TRIAL_FACTOR * statistics.median(b - a for a, b in pairwise(ends[5:]))
     left = minutes * 60 - (time.monotonic() - begun) - FIXED_SECONDS
     steps = max(STEPS_MIN, int(left / per_round))
     print(f"a round takes {1000 * per_round:.0f} ms here")
