@@ -74,6 +74,15 @@ inline constexpr float kMomentumMax = 1e30f;
 inline constexpr size_t kOpenContributionBytesMax = size_t{4} << 30;
 // Committed updates kept for nodes that are behind (until the store is on disk).
 inline constexpr size_t kKeptUpdateBytesMax = size_t{512} << 20;
+// Updates kept on disk for nodes that are behind or start again from a checkpoint: hours of a fast
+// run, and a size that any disk has. Flags of the coordinator set others.
+inline constexpr uint64_t kStoredRoundsDefault = 10000;
+inline constexpr uint64_t kStoredBytesDefault = uint64_t{8} << 30;
+// Of rounds whose update is no longer kept, which contributions they included: some hundred bytes
+// each, and what a late node asks about.
+inline constexpr uint64_t kStoredDigestRounds = 100000;
+// Complete checkpoints that a trainer keeps: the newest, and the one before in case it is damaged.
+inline constexpr int kCheckpointsKept = 2;
 // Events queued for one watcher; beyond it the watcher is dropped with a reason and watches again.
 // An event is a shared pointer to what is kept anyway, so this bounds pointers (4 MiB), and is
 // large enough for a node that is behind by all that kKeptUpdateBytesMax keeps of a small model.

@@ -182,6 +182,18 @@ absl::Status CheckDrift(const v1::RunSpec& spec) {
                              " keeps the nodes equal; leave allow_drift out"));
 }
 
+// Replay is exact only where every contribution that was sent is waited for again.
+absl::Status CheckDeterministic(const v1::RunSpec& spec) {
+  if (!spec.deterministic()) return absl::OkStatus();
+  if (EffectiveQuorum(spec) != static_cast<uint32_t>(spec.nodes_size())) {
+    return Refuse("quorum", spec.quorum(),
+                  "with deterministic: true every round waits for all nodes; leave quorum out");
+  }
+  if (spec.timing().deadline_ms() == 0) return absl::OkStatus();
+  return Refuse("timing.deadline_ms", spec.timing().deadline_ms(),
+                "with deterministic: true no round goes on without a node; leave it out");
+}
+
 absl::Status CheckTiming(const v1::TimingSpec& timing) {
   ISTHMUS_RETURN_IF_ERROR(CheckRange("timing.lease_ms", timing.lease_ms(), 3, kDurationMsMax,
                                      "give milliseconds until a silent node is no member"));
@@ -245,6 +257,7 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec) {
   ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
   ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckTiming(spec.timing()));
+  ISTHMUS_RETURN_IF_ERROR(CheckDeterministic(spec));
   if (!spec.start_state_sha256().empty() && spec.start_state_sha256().size() != kSha256Bytes) {
     return Refuse("the length of start_state_sha256", spec.start_state_sha256().size(),
                   absl::StrCat("give ", kSha256Bytes, " bytes, or none"));
