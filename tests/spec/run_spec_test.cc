@@ -184,10 +184,13 @@ TEST(RunSpecTest, DriftIsSaidAloud) {
   ExpectRefused("preset: 'none'",
                 "allow_drift is false; with codec.kind CODEC_KIND_NONE the nodes' parameters drift "
                 "apart for good; say allow_drift: true where that is meant");
-  ExpectRefused("deterministic: true quorum: 1", "quorum is 1; with deterministic: true");
-  ExpectRefused("deterministic: true timing { deadline_ms: 9 }", "timing.deadline_ms is 9; with");
   ExpectRefused("allow_drift: true",
                 "allow_drift is true; codec.kind CODEC_KIND_DEMO keeps the nodes equal");
+}
+
+TEST(RunSpecTest, DeterministicModeWaitsForAll) {
+  ExpectRefused("deterministic: true quorum: 1", "quorum is 1; with deterministic: true");
+  ExpectRefused("deterministic: true timing { deadline_ms: 9 }", "timing.deadline_ms is 9; with");
 }
 
 TEST(RunSpecTest, BaseOptimizerAndFormatRefusals) {
