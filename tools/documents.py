@@ -12,6 +12,15 @@ LINE_BYTES_MAX = 64 << 20
 BATCH_BYTES = 2 << 20
 BATCH_PIECES = 4096
 JSONL_SUFFIXES = {".jsonl", ".ndjson"}
+# First bytes of files that are packed: as text they would be noise.
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "parquet",
+}
 
 
 class DataError(Exception):
@@ -180,11 +189,37 @@ def jsonl_pieces(path, split, field):
         yield from _document(encoded, split.next_is_val(), place)
 
 
+def _is_jsonl(path, kind):
+    return kind == "jsonl" or (kind == "auto" and path.suffix.lower() in JSONL_SUFFIXES)
+
+
+def check_inputs(paths, kind="auto"):
+    """Refuses what cannot be meant, before anything is written."""
+    seen = {}
+    for path in paths:
+        if not path.is_file():
+            there = "it is not a regular file" if path.exists() else "there is no such file"
+            raise DataError(f"{path}: {there}")
+        earlier = seen.setdefault(path.resolve(), path)
+        if earlier is not path:
+            raise DataError(f"{path} is the same file as {earlier}; name it once")
+        if kind == "auto" and path.suffix.lower() == ".json":
+            raise DataError(
+                f"{path}: .json may be one object or one a line; say --kind jsonl for the "
+                "latter, --kind text to take it as it is"
+            )
+        with open(path, "rb") as file:
+            begin = file.read(8)
+        for mark, name in PACKED.items():
+            if kind != "text" and begin.startswith(mark):
+                raise DataError(f"{path} is packed ({name}); unpack it first")
+
+
 def all_pieces(paths, split, kind="auto", documents="file", field="text"):
     """The pieces of all files, in order. Options as those of prepare_data.py."""
     readers = {"file": file_pieces, "line": line_pieces, "paragraph": paragraph_pieces}
     for path in paths:
-        if kind == "jsonl" or (kind == "auto" and path.suffix in JSONL_SUFFIXES):
+        if _is_jsonl(path, kind):
             yield from jsonl_pieces(path, split, field)
         else:
             yield from readers[documents](path, split)

@@ -19,19 +19,27 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import signal
 import sys
 import time
 from array import array
 from fractions import Fraction
 from pathlib import Path
 
-from documents import DataError, Split, all_pieces, batches
+from documents import DataError, Split, all_pieces, batches, check_inputs
 
 LLMC_HEADER_INTS = 256
 LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
 LLMC_TOKENS_MAX = 2**31 - 1  # its count is an int32
 DTYPES = {"uint8": "B", "uint16": "H", "uint32": "I"}
+VAL_FRACTION = "0.01"
 PROGRESS_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
+
+
+def part_of(path):
+    """Where a file grows until it is whole."""
+    return path.with_name(path.name + ".part")
 
 
 class TokenFile:
@@ -43,7 +51,7 @@ class TokenFile:
         self.llmc = llmc
         self.tokens = 0
         self.documents = 0
-        self._part = path.with_name(path.name + ".part")
+        self._part = part_of(path)
         self._file = open(self._part, "wb")
         if llmc:
             self._file.write(bytes(4 * LLMC_HEADER_INTS))
@@ -85,10 +93,9 @@ class TokenFile:
             self.path.unlink(missing_ok=True)
 
     def discard(self):
-        """Removes what has not been published."""
+        """Gives the file up."""
         with contextlib.suppress(OSError):  # what is still to be written need not be
             self._file.close()
-        self._part.unlink(missing_ok=True)
 
 
 class Bytes:
@@ -138,7 +145,13 @@ class HuggingFace:
     def encode(self, pieces):
         """The tokens of each piece."""
         texts = [_decode(piece) for piece in pieces]
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(
+                f"--tokenizer {self._path} cannot encode the text from {pieces[0].place} to "
+                f"{pieces[-1].place}: {error}"
+            ) from error
         return [encoding.ids for encoding in encodings]
 
     def separator(self, text):
@@ -243,10 +256,7 @@ def token_type(arguments, encoder):
 
 def prepare(arguments):
     """Does it all; returns the meta data. Nothing is left behind on an error."""
-    for path in arguments.inputs:
-        if not path.is_file():
-            there = "it is not a regular file" if path.exists() else "there is no such file"
-            raise DataError(f"{path}: {there}")
+    check_inputs(arguments.inputs, arguments.kind)
     encoder = HuggingFace(arguments.tokenizer) if arguments.tokenizer else Bytes()
     dtype = token_type(arguments, encoder)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -255,7 +265,7 @@ def prepare(arguments):
         if path.exists() and not arguments.overwrite:
             raise DataError(f"{path} exists; say --overwrite or another --out")
     files = []
-    meta_part = paths[2].with_name(paths[2].name + ".part")
+    meta_part = part_of(paths[2])
     try:
         for path in paths[:2]:
             files.append(TokenFile(path, dtype, arguments.format == "llmc"))
@@ -269,7 +279,8 @@ def prepare(arguments):
     except BaseException as error:
         for file in files:
             file.discard()
-        meta_part.unlink(missing_ok=True)
+        for path in paths:  # a signal may have come before a file was in the list
+            part_of(path).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             raise DataError(f"{arguments.out}: {error.strerror}") from error
         raise
@@ -292,17 +303,19 @@ def parse(argv):
     parser.add_argument("--separator", default="", help="token (or text) after each document")
     parser.add_argument("--format", choices=("nanogpt", "llmc"), default="nanogpt")
     parser.add_argument(
-        "--val_fraction", default="0.01", help="share for val.bin, 0 for none (default %(default)s)"
+        "--val_fraction", help=f"share for val.bin, 0 for none (default {VAL_FRACTION})"
     )
     parser.add_argument("--val_every", type=int, default=0, help="every Nth document, instead")
     parser.add_argument("--overwrite", action="store_true", help="replace results that exist")
     arguments = parser.parse_args(argv)
-    try:
-        arguments.val_fraction = Fraction(arguments.val_fraction)
-    except (ValueError, ZeroDivisionError):
-        parser.error(f"--val_fraction is '{arguments.val_fraction}'; say a number like 0.01")
-    if not 0 <= arguments.val_fraction < 1:
-        parser.error("--val_fraction is 0 or more and below 1")
+    if arguments.val_every and arguments.val_fraction is not None:
+        parser.error("--val_every and --val_fraction are two ways to say the same; give one")
+    given = arguments.val_fraction is not None
+    fraction = arguments.val_fraction if given else VAL_FRACTION
+    # A plain decimal: an exponent could ask for a number that no memory holds.
+    if not re.fullmatch(r"[01]?\.?[0-9]{1,18}", fraction) or Fraction(fraction) >= 1:
+        parser.error(f"--val_fraction is '{fraction}'; give a number like 0.01, below 1")
+    arguments.val_fraction = Fraction(fraction)
     if arguments.val_every < 0 or arguments.val_every == 1:
         parser.error("--val_every is 2 or more")
     return arguments
@@ -310,6 +323,7 @@ def parse(argv):
 
 def main(argv=None):
     arguments = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         meta, seconds = prepare(arguments)
     except (DataError, OSError) as error:

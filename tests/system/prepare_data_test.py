@@ -1,6 +1,7 @@
 """tools/prepare_data.py: what it writes for a tiny tokenizer and for bytes, and what it refuses."""
 
 import functools
+import gzip
 import hashlib
 import json
 import random
@@ -8,6 +9,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from array import array
 from fractions import Fraction
@@ -166,6 +168,9 @@ class PrepareData(unittest.TestCase):
             ("i.txt", "one\n", [f"--tokenizer={self.folder}/no"], ["no", "No such file"]),
             ("j.txt", "one\n", [f"--tokenizer={self.write('bad', '{}')}"], ["bad", "no tokenizer"]),
             ("k.txt", "", [], ["nothing to train on"]),
+            ("m.gz", gzip.compress(b"one"), [], ["m.gz", "gzip", "unpack it"]),
+            ("n.JSON", good, [], ["n.JSON", "--kind jsonl"]),
+            ("o.JSONL", "oops\n", [], ["o.JSONL:1", "not JSON"]),
             ("l.txt", "one line", [], ["val.bin", "--val_fraction"]),
         ):
             said = self.run_tool(self.write(name, content), *flags, code=1)
@@ -174,6 +179,38 @@ class PrepareData(unittest.TestCase):
             self.assertEqual(list(self.out.glob("*")) if self.out.exists() else [], [])
         said = self.run_tool(self.folder / "missing", code=1)
         self.assertIn("missing: there is no such file", said)
+        twice = self.write("twice.txt", "one two\n")
+        said = self.run_tool(twice, self.folder / "." / "twice.txt", code=1)
+        self.assertIn("is the same file as", said)
+
+    def test_a_tokenizer_that_cannot_encode_says_where(self):
+        tokenizer, _ = self.word_tokenizer(["one"])
+        content = json.loads(tokenizer.read_text())
+        del content["model"]["vocab"]["?"]
+        tokenizer.write_text(json.dumps(content))
+        source = self.write("p.txt", "one\none two\n")
+        said = self.run_tool(source, f"--tokenizer={tokenizer}", "--documents=line", code=1)
+        self.assertIn("cannot encode the text from", said)
+        self.assertIn("p.txt:2", said)
+
+    def test_the_share_is_one_plain_decimal(self):
+        source = self.write("text", "one two three\n" * 400)
+        for share in ("1e-99999999", "nan", "1", "1/3", "-0.1", ""):
+            said = self.run_tool(source, f"--val_fraction={share}", code=2)
+            self.assertIn("--val_fraction is", said)
+        said = self.run_tool(source, "--val_fraction=0.1", "--val_every=2", code=2)
+        self.assertIn("give one", said)
+
+    def test_a_stop_leaves_nothing_behind(self):
+        source = self.write("text", "one two three\n" * 3_000_000)
+        tool = subprocess.Popen(
+            [sys.executable, prepare_data.__file__, f"--out={self.out}", str(source)]
+        )
+        while tool.poll() is None and not list(self.out.glob("*.part")):
+            time.sleep(0.001)
+        tool.terminate()
+        self.assertEqual(tool.wait(), 143)
+        self.assertEqual(list(self.out.glob("*")), [])
 
     def test_overwriting_leaves_no_part_of_the_old_result(self):
         source = self.write("text", "one two three\n" * 400)
