@@ -56,8 +56,11 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
                      "; this version starts a run from its start state only"));
   }
   const bool ticks_by_itself = options.ticks_by_itself;
+  const bool commits_by_itself = options.commits_by_itself;
   std::unique_ptr<Coordinator> coordinator(new Coordinator(std::move(options)));
-  coordinator->commit_thread_ = std::thread([c = coordinator.get()] { c->CommitLoop(); });
+  if (commits_by_itself) {
+    coordinator->commit_thread_ = std::thread([c = coordinator.get()] { c->CommitLoop(); });
+  }
   if (ticks_by_itself) {
     coordinator->tick_thread_ = std::thread([c = coordinator.get()] { c->TickLoop(); });
   }
@@ -158,34 +161,50 @@ void Coordinator::CarryOutLocked(const FinishRun& effect) {
   }
 }
 
-// Takes closed rounds one at a time: merge, persist, and only then publish.
+// Takes closed rounds one at a time.
 void Coordinator::CommitLoop() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     wake_.wait(lock, [this] { return stopping_ || job_.has_value(); });
     if (stopping_) return;
-    const CommitJob job = *std::exchange(job_, absl::nullopt);
     lock.unlock();
-    const std::shared_ptr<StoredUpdate> update = MakeUpdate(job);
-    // Persist: from here on the round cannot be taken back.
-    absl::Status stored = store_->Commit(update);
+    const absl::Status stored = CommitOne();
     lock.lock();
-    while (!stored.ok() && !stopping_) {
-      LogError("cannot store the update, the round waits for it; make room",
-               {{"round", absl::StrCat(job.round.round)}, {"error", stored.ToString()}});
-      wake_.wait_for(lock, std::chrono::milliseconds(kRetryAfterMs), [this] { return stopping_; });
-      lock.unlock();
-      stored = store_->Commit(update);
-      lock.lock();
-    }
-    if (stopping_) return;
-    // Publish: the machine answers with PublishRound, then the next round opens.
-    persisted_ = update;
-    StepLocked(RoundPersisted{job.round.round});
-    lock.unlock();
-    Deliver();
-    lock.lock();
+    if (stored.ok()) continue;
+    wake_.wait_for(lock, std::chrono::milliseconds(kRetryAfterMs), [this] { return stopping_; });
   }
+}
+
+absl::Status Coordinator::CommitOne() {
+  const DeliverAfter deliver(this);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (stopping_ || !job_.has_value()) return absl::OkStatus();
+  const CommitJob& job = *job_;  // nobody else touches it before RoundPersisted
+  const uint64_t round = job.round.round;
+  StoredUpdatePtr update = unstored_;
+  lock.unlock();
+  if (update == nullptr) update = MakeUpdate(job);
+  // Persist: from here on the round cannot be taken back.
+  absl::Status stored = store_->Commit(update);
+  lock.lock();
+  if (!stored.ok()) {
+    LogError("cannot store the update, the round waits for it; make room",
+             {{"round", absl::StrCat(round)}, {"error", stored.ToString()}});
+    unstored_ = std::move(update);
+    return stored;
+  }
+  unstored_ = nullptr;
+  job_.reset();
+  if (stopping_) return absl::OkStatus();
+  // Publish: the machine answers with PublishRound, then the next round opens.
+  persisted_ = std::move(update);
+  StepLocked(RoundPersisted{round});
+  return absl::OkStatus();
+}
+
+bool Coordinator::has_commit() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return job_.has_value();
 }
 
 std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) const {

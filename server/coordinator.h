@@ -43,12 +43,13 @@
 namespace isthmus {
 
 struct CoordinatorOptions {
-  v1::RunSpec spec;              // complete, as ReadRunSpecFile gives it
-  std::unique_ptr<Store> store;  // empty
-  const Clock* clock = nullptr;  // null: the monotonic clock; else outlives the coordinator
-  int fold_threads = 0;          // 0: one a core
-  HistoryLimits history;         // of what is kept for operators
-  bool ticks_by_itself = true;   // false: the caller calls Tick (tests with a clock of their own)
+  v1::RunSpec spec;               // complete, as ReadRunSpecFile gives it
+  std::unique_ptr<Store> store;   // empty
+  const Clock* clock = nullptr;   // null: the monotonic clock; else outlives the coordinator
+  int fold_threads = 0;           // 0: one a core
+  HistoryLimits history;          // of what is kept for operators
+  bool ticks_by_itself = true;    // false: the caller calls Tick (tests with a clock of their own)
+  bool commits_by_itself = true;  // false: the caller calls CommitOne (the simulator)
 };
 
 class Coordinator final : public RoundHost {
@@ -69,6 +70,13 @@ class Coordinator final : public RoundHost {
 
   // Looks at leases and deadlines. Called every kTickMs by a thread of its own, unless told not to.
   void Tick();
+
+  // Carries a closed round through: merges, persists, and only then publishes. OK also when no
+  // round is closed. The store's error: nothing was published, the round stays closed; call it
+  // again. Called by a thread of its own, unless told not to; by one thread at a time.
+  absl::Status CommitOne();
+  // Whether a closed round waits for CommitOne.
+  bool has_commit() const;
 
   // Ends all watches and refuses all calls with UNAVAILABLE, ends the threads. Idempotent.
   void Stop();
@@ -219,6 +227,7 @@ class Coordinator final : public RoundHost {
   std::string heldout_sha256_;              // of the held-out tokens; empty: no node named any
   std::shared_ptr<Aggregator> aggregator_;  // of the open round; null: none was opened yet
   absl::optional<CommitJob> job_;
+  StoredUpdatePtr unstored_;   // made of job_, and not taken by the store yet
   StoredUpdatePtr persisted_;  // of the round to publish next
   std::deque<Delivery> deliveries_;
   bool delivering_ = false;
