@@ -1,4 +1,4 @@
-// JoinRun, Heartbeat, LeaveRun: who may take part.
+// JoinRun: who may take part, and in what.
 #include <algorithm>
 #include <utility>
 
@@ -96,36 +96,79 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest&
     ISTHMUS_RETURN_IF_ERROR(CheckNode(request.node()));
     ISTHMUS_RETURN_IF_ERROR(CheckJoinRequest(request));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (stopping_) {
-    return WithReason(absl::UnavailableError("the coordinator is shutting down"),
-                      kReasonShuttingDown);
-  }
+  std::lock_guard<std::mutex> admission_lock(admission_mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
   response.set_committed_round(machine_.committed_round());
   if (!request.has_manifest()) return response;  // only the spec was asked for
 
+  ISTHMUS_ASSIGN_OR_RETURN(const Admission admission, PlanLocked(request));
+  // Persist: the number must not be given out again, whatever happens. Rounds go on meanwhile,
+  // except where this changes what the run is (its first joins): nothing may build on it before.
+  const bool changes_run = admission.batch.run.has_value();
+  if (!changes_run) lock.unlock();
+  const absl::Status stored = store_->Write(admission.batch);
+  if (!changes_run) lock.lock();
+  if (!stored.ok()) {
+    if (lock.owns_lock()) lock.unlock();
+    return CannotStore(stored);
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
+  AdmitLocked(request, admission);
+  response.set_incarnation(admission.batch.node->incarnation());
+  response.set_attempt(admission.batch.node->attempt());
+  response.set_committed_round(machine_.committed_round());
+  return response;
+}
+
+absl::StatusOr<Coordinator::Admission> Coordinator::PlanLocked(const v1::JoinRunRequest& request) {
   ISTHMUS_RETURN_IF_ERROR(CheckSecretLocked(request));
   ISTHMUS_RETURN_IF_ERROR(
       CheckHistoryLocked(request.node(), request.last_round(), request.last_update_sha256()));
   ISTHMUS_RETURN_IF_ERROR(CheckHeldOutLocked(request));
-  ISTHMUS_RETURN_IF_ERROR(CheckModelLocked(request));
-  if (!request.heldout_sha256().empty()) heldout_sha256_ = request.heldout_sha256();
+  Admission admission;
+  ISTHMUS_ASSIGN_OR_RETURN(admission.model, CheckModelLocked(request));
+  admission.heldout_sha256 =
+      request.heldout_sha256().empty() ? heldout_sha256_ : request.heldout_sha256();
+  if (admission.model != model_ || admission.heldout_sha256 != heldout_sha256_) {
+    admission.batch.run = StoredRunOf(admission.model, admission.heldout_sha256);
+  }
+  // Numbers rise over the run, also beyond those that an earlier coordinator gave out.
+  last_incarnation_ = std::max(last_incarnation_, request.attempt()) + 1;
+  v1::StoredNode& node = admission.batch.node.emplace();
+  node.set_node(request.node());
+  node.set_incarnation(last_incarnation_);
+  node.set_attempt(request.attempt() != 0 ? request.attempt() : last_incarnation_);
+  node.set_secret_sha256(Sha256Of(request.secret()));
+  return admission;
+}
 
+void Coordinator::AdmitLocked(const v1::JoinRunRequest& request, const Admission& admission) {
+  if (admission.model != model_) {
+    model_ = admission.model;
+    // What came in for the model before is for nothing.
+    if (aggregator_ != nullptr) {
+      aggregator_ = std::make_shared<Aggregator>(model_->grid, kOpenContributionBytesMax);
+    }
+    LogInfo("model fixed", {{"node", request.node()},
+                            {"fingerprint", HexPrefix(model_->fingerprint)},
+                            {"start_state", HexPrefix(model_->start_state_sha256)},
+                            {"tensors", absl::StrCat(request.manifest().tensors_size())},
+                            {"elements", absl::StrCat(model_->grid->elements())},
+                            {"contribution_bytes", absl::StrCat(model_->sizes.total())}});
+  }
+  heldout_sha256_ = admission.heldout_sha256;
+  differing_.erase(request.node());
   NodeState& node = nodes_[request.node()];
   CloseWatchLocked(&node, WithReason(absl::AbortedError("the node joined again; watch again"),
                                      "WATCH_REPLACED"));
-  // Numbers rise over the run, also beyond those that an earlier coordinator gave out.
-  last_incarnation_ = std::max(last_incarnation_, request.attempt()) + 1;
-  node.secret = request.secret();
-  node.incarnation = last_incarnation_;
-  node.attempt = request.attempt() != 0 ? request.attempt() : node.incarnation;
+  node.secret_sha256 = admission.batch.node->secret_sha256();
+  node.incarnation = admission.batch.node->incarnation();
+  node.attempt = admission.batch.node->attempt();
   NoteChangeLocked(request.node(), /*left=*/false);
   node.trail.heartbeat_ms = node.trail.since_ms;
   node.trail.client_version = request.client_version();
   StepLocked(NodeJoined{request.node(), node.incarnation, request.last_round()});
-  response.set_incarnation(node.incarnation);
-  response.set_attempt(node.attempt);
-  return response;
 }
 
 absl::Status Coordinator::CheckRun(const std::string& run) const {
@@ -148,7 +191,9 @@ absl::Status Coordinator::CheckNode(const std::string& node) const {
 
 absl::Status Coordinator::CheckSecretLocked(const v1::JoinRunRequest& request) const {
   const NodeState& node = nodes_.at(request.node());
-  if (!machine_.IsLive(request.node()) || node.secret == request.secret()) return absl::OkStatus();
+  if (!machine_.IsLive(request.node()) || node.secret_sha256 == Sha256Of(request.secret())) {
+    return absl::OkStatus();
+  }
   const int64_t left_ms = machine_.LeaseLeftMs(request.node(), NowMs());
   return WithRetryAfterMs(
       WithReason(absl::AlreadyExistsError(absl::StrCat(
@@ -159,29 +204,6 @@ absl::Status Coordinator::CheckSecretLocked(const v1::JoinRunRequest& request) c
       left_ms);
 }
 
-absl::Status Coordinator::CheckHistoryLocked(const std::string& node, uint64_t last_round,
-                                             const std::string& sha256) const {
-  const uint64_t committed = machine_.committed_round();
-  if (last_round > committed) {
-    return WithReason(
-        absl::DataLossError(
-            absl::StrCat("node '", node, "' holds round ", last_round,
-                         ", this coordinator's last commit is ", committed,
-                         ": this coordinator was started anew and has lost the run, or has another "
-                         "one. Start the trainers of all nodes anew, from what they saved last")),
-        "AHEAD_OF_COORDINATOR");
-  }
-  if (last_round == 0) return absl::OkStatus();
-  ISTHMUS_ASSIGN_OR_RETURN(const std::string ours, store_->RecordSha256(last_round));
-  if (ours == sha256) return absl::OkStatus();
-  return WithReason(
-      absl::DataLossError(absl::StrCat(
-          "node '", node, "' has record ", HexPrefix(sha256), " of round ", last_round,
-          ", this coordinator has ", HexPrefix(ours),
-          ": its state is of another history. Start the node from a state of this run")),
-      "HISTORY_DIFFERS");
-}
-
 absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) const {
   const std::string& pinned = spec_.start_state_sha256();
   if (request.last_round() != 0 || pinned.empty() || request.state_sha256() == pinned) {
@@ -190,7 +212,8 @@ absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) con
   return StartStateDiffers(request, "the run's spec says", pinned);
 }
 
-absl::Status Coordinator::CheckModelLocked(const v1::JoinRunRequest& request) {
+absl::StatusOr<Coordinator::ModelPtr> Coordinator::CheckModelLocked(
+    const v1::JoinRunRequest& request) const {
   const bool fixed = model_ != nullptr && !ModelMayChangeLocked(request.node());
   // Against the run's own manifest first: that sentence names what both sides have.
   if (fixed) {
@@ -217,11 +240,17 @@ absl::Status Coordinator::CheckModelLocked(const v1::JoinRunRequest& request) {
         "FINGERPRINT_DIFFERS");
   }
   ISTHMUS_RETURN_IF_ERROR(CheckStartState(request));
-  if (!fixed) return FixModelLocked(request);
+  if (!fixed) {
+    if (model_ != nullptr && model_->fingerprint == fingerprint &&
+        model_->start_state_sha256 == request.state_sha256()) {
+      return model_;
+    }
+    return MakeModel(request.manifest(), fingerprint, request.state_sha256());
+  }
   if (request.last_round() == 0 && request.state_sha256() != model_->start_state_sha256) {
     return StartStateDiffers(request, "the run's other nodes hold", model_->start_state_sha256);
   }
-  return absl::OkStatus();
+  return model_;
 }
 
 // Losses of two sites are compared all through a run, so they must be of the same tokens.
@@ -249,12 +278,11 @@ bool Coordinator::ModelMayChangeLocked(const std::string& joining) const {
   });
 }
 
-absl::Status Coordinator::FixModelLocked(const v1::JoinRunRequest& request) {
-  if (model_ != nullptr && model_->fingerprint == request.fingerprint() &&
-      model_->start_state_sha256 == request.state_sha256()) {
-    return absl::OkStatus();
-  }
-  ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(request.manifest(), spec_.codec()));
+// What is trained, if there is room for contributions to it.
+absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(
+    const v1::Manifest& manifest, const std::string& fingerprint,
+    const std::string& start_state_sha256) const {
+  ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(manifest, spec_.codec()));
   const auto grid = std::make_shared<const Grid>(std::move(made));
   // So every member has room for its contribution, and none can wait for another's. A chunk has a
   // value at least (where any travel): what is too large by that is refused before its sizes are
@@ -273,87 +301,8 @@ absl::Status Coordinator::FixModelLocked(const v1::JoinRunRequest& request) {
             ". Lower codec.matrix_density or codec.vector_density (CODEC_KIND_DENSE sends all)")),
         "OPEN_CONTRIBUTION_BYTES");
   }
-  model_ = std::make_shared<const Model>(Model{request.manifest(), request.fingerprint(),
-                                               request.state_sha256(), grid, *std::move(sizes)});
-  // What came in for the model before is for nothing.
-  if (aggregator_ != nullptr) {
-    aggregator_ = std::make_shared<Aggregator>(grid, kOpenContributionBytesMax);
-  }
-  LogInfo("model fixed", {{"node", request.node()},
-                          {"fingerprint", HexPrefix(model_->fingerprint)},
-                          {"start_state", HexPrefix(model_->start_state_sha256)},
-                          {"tensors", absl::StrCat(request.manifest().tensors_size())},
-                          {"elements", absl::StrCat(grid->elements())},
-                          {"contribution_bytes", absl::StrCat(model_->sizes.total())}});
-  return absl::OkStatus();
-}
-
-absl::Status Coordinator::CheckCallerLocked(const std::string& run, const std::string& node,
-                                            uint64_t incarnation) const {
-  if (stopping_) {
-    return WithReason(absl::UnavailableError("the coordinator is shutting down"),
-                      kReasonShuttingDown);
-  }
-  ISTHMUS_RETURN_IF_ERROR(CheckRun(run));
-  ISTHMUS_RETURN_IF_ERROR(CheckNode(node));
-  const NodeState& state = nodes_.at(node);
-  if (state.incarnation == 0) {
-    return WithReason(absl::FailedPreconditionError(
-                          absl::StrCat("node '", node, "' has not joined this coordinator; join")),
-                      kReasonNotJoined);
-  }
-  if (state.incarnation != incarnation) {
-    return WithReason(absl::FailedPreconditionError(
-                          absl::StrCat("node '", node, "' calls with incarnation ", incarnation,
-                                       ", the current one is ", state.incarnation, "; join again")),
-                      kReasonIncarnationFenced);
-  }
-  if (!machine_.IsLive(node)) {
-    return WithReason(
-        absl::FailedPreconditionError(absl::StrCat(
-            "incarnation ", incarnation, " of node '", node, "' is over: its lease of ",
-            spec_.timing().lease_ms(), " ms ended, or it left; join again")),
-        kReasonNotJoined);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::HeartbeatRequest& request) {
-  const DeliverAfter deliver(this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
-  ISTHMUS_RETURN_IF_ERROR(
-      CheckSize("waiting_for", request.waiting_for().size(), 0, kReasonBytesMax));
-  if (request.acknowledged_round() > machine_.committed_round()) {
-    return CheckHistoryLocked(request.node(), request.acknowledged_round(), "");
-  }
-  nodes_[request.node()].trail.heartbeat_ms = NowMs();
-  StepLocked(NodeWaiting{request.node(), OneLine(request.waiting_for(), kReasonBytesMax)});
-  StepLocked(NodeAcknowledged{request.node(), request.acknowledged_round()});
-  v1::HeartbeatResponse response;
-  response.set_committed_round(machine_.committed_round());
-  response.set_waiting_for(machine_.Decide(NowMs()).sentence);
-  response.set_lease_ms(spec_.timing().lease_ms());
-  return response;
-}
-
-absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunRequest& request) {
-  ISTHMUS_RETURN_IF_ERROR(CheckRun(request.run()));
-  ISTHMUS_RETURN_IF_ERROR(CheckNode(request.node()));
-  ISTHMUS_RETURN_IF_ERROR(CheckSize("reason", request.reason().size(), 0, kReasonBytesMax));
-  const DeliverAfter deliver(this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  NodeState& node = nodes_[request.node()];
-  // Leaving twice is leaving once, and an older incarnation cannot end a newer one.
-  if (node.incarnation != request.incarnation() || !machine_.IsLive(request.node())) {
-    return v1::LeaveRunResponse();
-  }
-  LogInfo("node left", {{"node", request.node()}, {"reason", request.reason()}});
-  CloseWatchLocked(&node, absl::CancelledError("the node left the run"));
-  node.secret.clear();
-  NoteChangeLocked(request.node(), /*left=*/true);
-  StepLocked(NodeLeft{request.node(), OneLine(request.reason(), kReasonBytesMax)});
-  return v1::LeaveRunResponse();
+  return std::make_shared<const Model>(
+      Model{manifest, fingerprint, start_state_sha256, grid, *std::move(sizes)});
 }
 
 }  // namespace isthmus

@@ -11,6 +11,7 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/sha256.h"
+#include "base/status_macros.h"
 #include "server/fold.h"
 #include "server/monitor_view.h"
 #include "spec/piece.h"
@@ -50,14 +51,10 @@ uint32_t FloatBits(float value) {
 
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptions options) {
   ISTHMUS_CHECK(options.store != nullptr);
-  if (options.store->last_round() != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the store holds round ", options.store->last_round(),
-                     "; this version starts a run from its start state only"));
-  }
   const bool ticks_by_itself = options.ticks_by_itself;
   const bool commits_by_itself = options.commits_by_itself;
   std::unique_ptr<Coordinator> coordinator(new Coordinator(std::move(options)));
+  ISTHMUS_RETURN_IF_ERROR(coordinator->Resume());
   if (commits_by_itself) {
     coordinator->commit_thread_ = std::thread([c = coordinator.get()] { c->CommitLoop(); });
   }
@@ -74,6 +71,7 @@ Coordinator::Coordinator(CoordinatorOptions options)
       fold_threads_(options.fold_threads > 0
                         ? options.fold_threads
                         : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+      on_disk_failure_(std::move(options.on_disk_failure)),
       started_ms_(clock_->NowMs()),
       machine_(SettingsOf(spec_)),
       history_(options.history) {
@@ -136,6 +134,7 @@ void Coordinator::CarryOutLocked(const CommitRound& effect) {
 void Coordinator::CarryOutLocked(const PublishRound& effect) {
   ISTHMUS_CHECK(persisted_ != nullptr && persisted_->record.round() == effect.round);
   history_.Committed(persisted_->record.payload_bytes(), persisted_->record.sha256(), NowLocked());
+  last_update_sha256_ = persisted_->record.sha256();
   SendUpdateLocked(std::exchange(persisted_, nullptr));
 }
 
@@ -178,26 +177,27 @@ void Coordinator::CommitLoop() {
 absl::Status Coordinator::CommitOne() {
   const DeliverAfter deliver(this);
   std::unique_lock<std::mutex> lock(mutex_);
+  if (!halted_.ok()) return halted_;
   if (stopping_ || !job_.has_value()) return absl::OkStatus();
   const CommitJob& job = *job_;  // nobody else touches it before RoundPersisted
   const uint64_t round = job.round.round;
-  StoredUpdatePtr update = unstored_;
+  StoreBatch batch = std::exchange(unstored_, StoreBatch());
   lock.unlock();
-  if (update == nullptr) update = MakeUpdate(job);
-  // Persist: from here on the round cannot be taken back.
-  absl::Status stored = store_->Commit(update);
+  if (batch.update == nullptr) batch = MakeCommit(job);
+  // Persist: from here on the round cannot be taken back, and the next one is open.
+  const absl::Status stored = store_->Write(batch);
+  if (!stored.ok() && !absl::IsResourceExhausted(stored)) return CannotStore(stored);
   lock.lock();
   if (!stored.ok()) {
     LogError("cannot store the update, the round waits for it; make room",
              {{"round", absl::StrCat(round)}, {"error", stored.ToString()}});
-    unstored_ = std::move(update);
+    unstored_ = std::move(batch);
     return stored;
   }
-  unstored_ = nullptr;
   job_.reset();
   if (stopping_) return absl::OkStatus();
   // Publish: the machine answers with PublishRound, then the next round opens.
-  persisted_ = std::move(update);
+  persisted_ = std::move(batch.update);
   StepLocked(RoundPersisted{round});
   return absl::OkStatus();
 }
@@ -205,6 +205,23 @@ absl::Status Coordinator::CommitOne() {
 bool Coordinator::has_commit() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return job_.has_value();
+}
+
+StoreBatch Coordinator::MakeCommit(const CommitJob& job) {
+  StoreBatch batch;
+  batch.update = MakeUpdate(job);
+  if (job.round.round < spec_.steps()) {
+    batch.open.emplace();
+    batch.open->set_round(job.round.round + 1);
+    for (const std::string& member : job.round.next_members) batch.open->add_members(member);
+  }
+  if (!spec_.deterministic()) return batch;
+  // A node may start again from its checkpoint and needs every update since, however many.
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t oldest = job.round.round;
+  for (const auto& [name, node] : nodes_) oldest = std::min(oldest, node.checkpoint_round);
+  batch.keep_after = oldest;
+  return batch;
 }
 
 std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) const {
@@ -342,7 +359,7 @@ void Coordinator::TickLoop() {
 void Coordinator::Tick() {
   const DeliverAfter deliver(this);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (stopping_) return;
+  if (stopping_ || !halted_.ok()) return;
   StepLocked(Ticked{});
   SayWhatIsWaitedForLocked(NowMs());
 }
@@ -378,6 +395,7 @@ size_t Coordinator::live_nodes() const {
 
 std::string Coordinator::WaitingFor() const {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!halted_.ok()) return StoppedSentenceLocked();
   return machine_.Decide(NowMs()).sentence;
 }
 

@@ -2,12 +2,14 @@
 // keeps the updates and publishes them. It decides nothing by itself: every event goes through the
 // state machine in server/round.h, and this class carries its effects out.
 //
-//   ASSIGN_OR_RETURN(auto coordinator, Coordinator::Start({spec, MakeMemoryStore(bytes)}));
+//   ASSIGN_OR_RETURN(auto coordinator, Coordinator::Start({spec, MakeMemoryStore()}));
 //   // transport/service.h puts it on the wire
 //
 // Where to read what:
 //   coordinator.cc   the flow of a round: events, effects, persist, then publish
-//   admission.cc     JoinRun, Heartbeat, LeaveRun: who may take part
+//   resume.cc        what it starts from, and going on with a run that the store holds
+//   admission.cc     JoinRun: who may take part, and in what
+//   callers.cc       Heartbeat, LeaveRun, and what every call of an admitted node must pass
 //   submission.cc    Submit: what is checked before a contribution counts
 //   watches.cc       WatchUpdates: what a watcher is sent, and when
 //   look.cc          what operators may see, and what is kept for them
@@ -19,9 +21,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -44,17 +48,26 @@ namespace isthmus {
 
 struct CoordinatorOptions {
   v1::RunSpec spec;               // complete, as ReadRunSpecFile gives it
-  std::unique_ptr<Store> store;   // empty
+  std::shared_ptr<Store> store;   // what it holds is gone on with
   const Clock* clock = nullptr;   // null: the monotonic clock; else outlives the coordinator
   int fold_threads = 0;           // 0: one a core
   HistoryLimits history;          // of what is kept for operators
   bool ticks_by_itself = true;    // false: the caller calls Tick (tests with a clock of their own)
   bool commits_by_itself = true;  // false: the caller calls CommitOne (the simulator)
+  // Called when the store cannot be trusted any more, from whichever thread wrote. It should not
+  // return: the process must end without another answer. Null: ends it with kExitDisk.
+  std::function<void(const absl::Status&)> on_disk_failure;
 };
+
+// Exit status of a process whose disk failed in the middle of a write. What was not answered may or
+// may not be there when it is started again.
+inline constexpr int kExitDisk = 3;
 
 class Coordinator final : public RoundHost {
  public:
-  // Starts its threads. FAILED_PRECONDITION: the store is not empty.
+  // Starts its threads; goes on with the run that the store holds, with the round that was open.
+  //   FAILED_PRECONDITION  the store holds a run with another spec; names the first field
+  //   DATA_LOSS            what it holds does not fit together; says what
   static absl::StatusOr<std::unique_ptr<Coordinator>> Start(CoordinatorOptions options);
   ~Coordinator() override;
 
@@ -72,8 +85,9 @@ class Coordinator final : public RoundHost {
   void Tick();
 
   // Carries a closed round through: merges, persists, and only then publishes. OK also when no
-  // round is closed. The store's error: nothing was published, the round stays closed; call it
-  // again. Called by a thread of its own, unless told not to; by one thread at a time.
+  // round is closed. RESOURCE_EXHAUSTED: the store has no room; nothing was published, the
+  // round stays closed; call it again. Other errors are final. Called by a thread of its own,
+  // unless told not to; by one thread at a time.
   absl::Status CommitOne();
   // Whether a closed round waits for CommitOne.
   bool has_commit() const;
@@ -112,9 +126,10 @@ class Coordinator final : public RoundHost {
 
   // A node of the spec, as it was last admitted. Whether its lease lives is the machine's to say.
   struct NodeState {
-    std::string secret;
-    uint64_t incarnation = 0;  // 0: never admitted
+    std::string secret_sha256;  // empty: never admitted, or it left
+    uint64_t incarnation = 0;   // 0: never admitted
     uint64_t attempt = 0;
+    uint64_t checkpoint_round = 0;      // as the node said last; 0: none, or nothing said yet
     std::shared_ptr<WatchQueue> watch;  // null: none
     ChunkRanges watched;                // empty: all
     NodeTrail trail;                    // for operators
@@ -147,7 +162,13 @@ class Coordinator final : public RoundHost {
 
   explicit Coordinator(CoordinatorOptions options);
 
-  // coordinator.cc. "Locked": the caller holds mutex_.
+  // resume.cc. "Locked": the caller holds mutex_.
+  absl::Status Resume();
+  absl::Status ResumeLocked(const StoredState& state);
+  void HaltLocked(absl::Status why);
+  absl::Status CannotStore(const absl::Status& why);
+
+  // coordinator.cc
   void StepLocked(const RoundEvent& event);
   void CarryOutLocked(const OpenRound& effect);
   void CarryOutLocked(const TakeIn& effect);
@@ -156,6 +177,7 @@ class Coordinator final : public RoundHost {
   void CarryOutLocked(const EndLease& effect);
   void CarryOutLocked(const FinishRun& effect);
   void CommitLoop();
+  StoreBatch MakeCommit(const CommitJob& job);
   void TickLoop();
   std::shared_ptr<StoredUpdate> MakeUpdate(const CommitJob& job) const;
   void SayWhatIsWaitedForLocked(int64_t now_ms);
@@ -163,16 +185,30 @@ class Coordinator final : public RoundHost {
   int64_t NowMs() const { return clock_->NowMs(); }
 
   // admission.cc
+  // What a join would change. Nothing of it counts before it is stored.
+  struct Admission {
+    StoreBatch batch;
+    ModelPtr model;
+    std::string heldout_sha256;
+  };
   absl::StatusOr<v1::JoinRunResponse> Admit(const v1::JoinRunRequest& request);
+  absl::StatusOr<Admission> PlanLocked(const v1::JoinRunRequest& request);
+  void AdmitLocked(const v1::JoinRunRequest& request, const Admission& admission);
   absl::Status CheckNode(const std::string& node) const;
   absl::Status CheckSecretLocked(const v1::JoinRunRequest& request) const;
   absl::Status CheckStartState(const v1::JoinRunRequest& request) const;
-  absl::Status CheckModelLocked(const v1::JoinRunRequest& request);
+  absl::StatusOr<ModelPtr> CheckModelLocked(const v1::JoinRunRequest& request) const;
   absl::Status CheckHeldOutLocked(const v1::JoinRunRequest& request) const;
-  absl::Status FixModelLocked(const v1::JoinRunRequest& request);
+  absl::StatusOr<ModelPtr> MakeModel(const v1::Manifest& manifest, const std::string& fingerprint,
+                                     const std::string& start_state_sha256) const;
   bool ModelMayChangeLocked(const std::string& node) const;
+  v1::StoredRun StoredRunOf(const ModelPtr& model, const std::string& heldout_sha256) const;
+
+  // callers.cc
   absl::Status CheckHistoryLocked(const std::string& node, uint64_t last_round,
-                                  const std::string& sha256) const;
+                                  const std::string& sha256);
+  absl::Status AheadLocked(const std::string& node, uint64_t last_round);
+  absl::Status CheckServingLocked() const;
   // Run, node, incarnation, lease: what every call of an admitted node must pass.
   absl::Status CheckCallerLocked(const std::string& run, const std::string& node,
                                  uint64_t incarnation) const;
@@ -187,9 +223,9 @@ class Coordinator final : public RoundHost {
   v1::SubmitResponse ReceiptLocked(const std::string& node, uint64_t round) const;
 
   // watches.cc
-  absl::Status CheckWatchLocked(const v1::WatchUpdatesRequest& request, ChunkRanges* ranges) const;
-  absl::Status AppendBacklogLocked(uint64_t last_round, const ChunkRanges& watched,
-                                   Delivery* delivery) const;
+  absl::Status CheckWatchLocked(const v1::WatchUpdatesRequest& request, ChunkRanges* ranges);
+  absl::Status AppendBacklogLocked(std::vector<StoredUpdatePtr> missed, uint64_t last_round,
+                                   const ChunkRanges& watched, Delivery* delivery) const;
   WatchEvent StartEventLocked(const std::string& node) const;
   WatchEvent OpenedEventLocked() const;
   void SendOpenedLocked(const std::string& node);
@@ -201,6 +237,7 @@ class Coordinator final : public RoundHost {
   void Deliver();
 
   // look.cc
+  std::string StoppedSentenceLocked() const;
   Moment NowLocked() const;
   void NoteOpenedLocked(const OpenRound& effect);
   void NoteChangeLocked(const std::string& node, bool left);
@@ -211,15 +248,20 @@ class Coordinator final : public RoundHost {
   static constexpr uint64_t kSpecRevision = 1;  // specs do not change during a run yet
 
   const v1::RunSpec spec_;
-  const std::unique_ptr<Store> store_;
+  const std::shared_ptr<Store> store_;
   const MonotonicClock monotonic_clock_;
   const Clock* const clock_;
   const int fold_threads_;
+  const std::function<void(const absl::Status&)> on_disk_failure_;
   const int64_t started_ms_;
 
+  // Held over a whole join or leave, its write included; taken before mutex_.
+  std::mutex admission_mutex_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;  // a job, or stopping_
   bool stopping_ = false;
+  absl::Status halted_;              // not OK: the run stands still, and this is everybody's answer
+  std::set<std::string> differing_;  // nodes whose history was another one when they last said
   RoundMachine machine_;
   std::map<std::string, NodeState> nodes_;  // all of the spec's
   uint64_t last_incarnation_ = 0;
@@ -227,8 +269,9 @@ class Coordinator final : public RoundHost {
   std::string heldout_sha256_;              // of the held-out tokens; empty: no node named any
   std::shared_ptr<Aggregator> aggregator_;  // of the open round; null: none was opened yet
   absl::optional<CommitJob> job_;
-  StoredUpdatePtr unstored_;   // made of job_, and not taken by the store yet
-  StoredUpdatePtr persisted_;  // of the round to publish next
+  StoreBatch unstored_;             // made of job_, and not taken by the store yet
+  StoredUpdatePtr persisted_;       // of the round to publish next
+  std::string last_update_sha256_;  // of the last round that was published
   std::deque<Delivery> deliveries_;
   bool delivering_ = false;
   std::string cause_;  // of the present wait, since when, and whether it was logged

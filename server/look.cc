@@ -1,4 +1,5 @@
 // What operators may see of the coordinator, and what is kept for them as a round goes by.
+#include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/text.h"
 #include "server/coordinator.h"
@@ -15,6 +16,8 @@ RunFacts Coordinator::Look() const {
   facts.started_ms = started_ms_;
   facts.spec = &spec_;
   facts.spec_revision = kSpecRevision;
+  if (!halted_.ok()) facts.stopped = StoppedSentenceLocked();
+  facts.last_update_sha256 = last_update_sha256_;
   facts.nodes.reserve(nodes_.size());
   for (const auto& [name, node] : nodes_) {
     facts.nodes.push_back({name, node.incarnation, node.watch != nullptr, node.trail});
@@ -26,6 +29,10 @@ RunFacts Coordinator::Look() const {
   facts.tensors = model_->grid->tensors();
   facts.contribution_bytes = model_->sizes.total();
   return facts;
+}
+
+std::string Coordinator::StoppedSentenceLocked() const {
+  return absl::StrCat("the run is stopped: ", halted_.message());
 }
 
 Moment Coordinator::NowLocked() const { return {NowMs(), absl::Now()}; }

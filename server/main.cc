@@ -1,10 +1,15 @@
 // The coordinator's process: flags, signals, exit codes.
 //   0  SIGTERM or SIGINT, or the run is finished and its nodes have left (--exit_when_finished)
-//   1  it cannot work: address in use, --ready_file not writable
+//   1  it cannot work: address in use, --ready_file not writable, a state folder that cannot be
+//   used
+//      or holds another run; --check_store found damage
 //   2  flags, or a run spec that does not hold
+//   3  the disk failed while the state was being written (kExitDisk): nothing was answered after
+//      that, and a start on a sound disk goes on from what is there
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <memory>
@@ -22,12 +27,24 @@
 #include "server/coordinator.h"
 #include "server/monitor_service.h"
 #include "server/reflection.h"
+#include "server/rocks_store.h"
 #include "server/store.h"
 #include "server/version.h"
 #include "spec/run_spec.h"
 #include "transport/service.h"
 
 ABSL_FLAG(std::string, run_spec, "", "file with the run's spec (text form of isthmus.v1.RunSpec)");
+ABSL_FLAG(std::string, state_dir, "",
+          "folder that keeps the run through restarts and crashes; a coordinator that is started "
+          "on it again goes on with the run. Empty: in memory only");
+ABSL_FLAG(uint64_t, keep_rounds, isthmus::kStoredRoundsDefault,
+          "updates of so many last rounds are kept for nodes that are behind or start again from a "
+          "checkpoint (more in deterministic mode: back to the oldest checkpoint)");
+ABSL_FLAG(uint64_t, keep_bytes, isthmus::kStoredBytesDefault,
+          "the same in bytes; whichever is less. In memory at most 512 MiB");
+ABSL_FLAG(
+    std::string, check_store, "",
+    "verify the state folder DIR, say what is in it, and end: 0 where all of it holds, else 1");
 ABSL_FLAG(std::string, listen, "127.0.0.1:7070",
           "HOST:PORT to serve on, several with commas between; port 0: any free one");
 ABSL_FLAG(bool, allow_plaintext, false,
@@ -54,6 +71,10 @@ absl::Status CheckFlags() {
   if (absl::GetFlag(FLAGS_run_spec).empty()) {
     return absl::InvalidArgumentError("--run_spec is missing: the file that describes the run");
   }
+  if (absl::GetFlag(FLAGS_keep_rounds) == 0 || absl::GetFlag(FLAGS_keep_bytes) == 0) {
+    return absl::InvalidArgumentError(
+        "--keep_rounds and --keep_bytes are at least 1; the last update is always kept");
+  }
   return CheckLogLevel(absl::GetFlag(FLAGS_log_level));
 }
 
@@ -69,10 +90,43 @@ void WaitForEnd(const sigset_t& signals, const Coordinator& coordinator) {
   }
 }
 
+StoreLimits LimitsOfFlags() {
+  StoreLimits limits;
+  limits.rounds_max = absl::GetFlag(FLAGS_keep_rounds);
+  limits.bytes_max = absl::GetFlag(FLAGS_keep_bytes);
+  return limits;
+}
+
+absl::StatusOr<std::unique_ptr<Store>> OpenStore() {
+  StoreLimits limits = LimitsOfFlags();
+  const std::string dir = absl::GetFlag(FLAGS_state_dir);
+  if (!dir.empty()) {
+    LogInfo("the run is kept on disk", {{"state_dir", dir}});
+    return OpenRocksStore({dir, limits});
+  }
+  limits.bytes_max = std::min<uint64_t>(limits.bytes_max, kKeptUpdateBytesMax);
+  LogWarning("the run is kept in memory only: it ends with this process; --state_dir keeps it");
+  return MakeMemoryStore(limits);
+}
+
+int CheckStore(const std::string& dir) {
+  const absl::StatusOr<StoreReport> report = CheckRocksStore({dir, StoreLimits()});
+  if (!report.ok()) return Fail(1, report.status().message());
+  for (const std::string& line : report->lines) std::printf("%s\n", line.c_str());
+  if (!report->status.ok()) {
+    std::printf("%s is damaged: %s\n", dir.c_str(), std::string(report->status.message()).c_str());
+    return 1;
+  }
+  std::printf("%s is sound\n", dir.c_str());
+  return 0;
+}
+
 int Serve(const sigset_t& signals, v1::RunSpec spec) {
+  absl::StatusOr<std::unique_ptr<Store>> store = OpenStore();
+  if (!store.ok()) return Fail(1, store.status().message());
   CoordinatorOptions options;
   options.spec = std::move(spec);
-  options.store = MakeMemoryStore(kKeptUpdateBytesMax);
+  options.store = *std::move(store);
   absl::StatusOr<std::unique_ptr<Coordinator>> coordinator = Coordinator::Start(std::move(options));
   if (!coordinator.ok()) return Fail(1, coordinator.status().message());
 
@@ -108,6 +162,9 @@ int Main(int argc, char** argv) {
   const Program program = {"coordinator", kServerVersion,
                            "coordinates one training run between its nodes"};
   absl::Status flags = ReadFlags(program, argc, argv);
+  if (flags.ok() && !absl::GetFlag(FLAGS_check_store).empty()) {
+    return CheckStore(absl::GetFlag(FLAGS_check_store));
+  }
   if (flags.ok()) flags = CheckFlags();
   if (!flags.ok()) return Fail(kExitFlags, flags.message());
   absl::StatusOr<v1::RunSpec> spec = ReadRunSpecFile(absl::GetFlag(FLAGS_run_spec));

@@ -45,7 +45,9 @@ struct RunFacts {
   int64_t started_ms = 0;
   const v1::RunSpec* spec = nullptr;  // lives as long as the coordinator, never changes
   uint64_t spec_revision = 0;
-  std::vector<NodeFacts> nodes;  // ascending by name
+  std::string stopped;             // why the run stands still for good; empty: it does not
+  std::string last_update_sha256;  // of the last committed round's record
+  std::vector<NodeFacts> nodes;    // ascending by name
   // Of the model; empty and 0 until a node has joined.
   std::string fingerprint;
   std::string start_state_sha256;

@@ -191,7 +191,6 @@ RoundHistory::Pace RoundHistory::PaceAt(int64_t now_ms) const {
   Pace pace;
   if (kept_.empty()) return pace;
   pace.last_commit_ms = kept_.back().committed_ms;
-  pace.last_sha256 = kept_.back().round->sha256();
   int64_t sum_ms = 0, rounds = 0;
   for (auto at = kept_.rbegin(); at != kept_.rend() && rounds < int64_t{kMeanOfRounds}; ++at) {
     sum_ms += at->committed_ms - at->opened_ms;

@@ -82,7 +82,6 @@ class RoundHistory {
     absl::optional<int64_t> last_commit_ms;  // on the monotonic clock
     double rounds_last_minute = 0;
     absl::optional<int64_t> mean_round_ms;  // of the newest rounds, at most 20
-    std::string last_sha256;
   };
   Pace PaceAt(int64_t now_ms) const;
 

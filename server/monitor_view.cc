@@ -97,7 +97,8 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   v1::Run run;
   run.set_run(facts.spec->run());
   run.set_state(StateOf(machine));
-  run.set_waiting_for(machine.Decide(facts.now_ms).sentence);
+  run.set_waiting_for(facts.stopped.empty() ? machine.Decide(facts.now_ms).sentence
+                                            : facts.stopped);
   for (std::string& name : machine.Awaited()) run.add_waiting_nodes(std::move(name));
   if (run.state() != v1::RUN_STATE_FINISHED) {
     const bool starting = run.state() == v1::RUN_STATE_STARTING;
@@ -119,7 +120,7 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
     run.set_mean_round_ms(static_cast<uint64_t>(*pace.mean_round_ms));
   }
   SetModel(facts, &run);
-  run.set_last_update_sha256(pace.last_sha256);
+  run.set_last_update_sha256(facts.last_update_sha256);
   if (with_spec) *run.mutable_spec() = *facts.spec;
   run.set_spec_revision(facts.spec_revision);
   const absl::Time started = facts.wall - absl::Milliseconds(facts.now_ms - facts.started_ms);

@@ -104,12 +104,32 @@ void RoundMachine::Apply(const RoundPersisted& event, int64_t now_ms, Effects* e
   committed_ = event.round;
   commit_ms_.push_back(now_ms);
   effects->push_back(PublishRound{committed_});
-  if (committed_ < settings_.steps) {
-    Open(now_ms, effects);
-  } else {
-    phase_ = Phase::kFinished;
-    effects->push_back(FinishRun{committed_});
+  Advance(now_ms, effects);
+}
+
+void RoundMachine::Apply(const RunResumed& event, int64_t now_ms, Effects* effects) {
+  ISTHMUS_CHECK(phase_ == Phase::kStarting && committed_ == 0);
+  ISTHMUS_CHECK(event.committed_round <= settings_.steps);
+  committed_ = event.committed_round;
+  for (const RunResumed::Node& admitted : event.nodes) {
+    Node& node = Find(admitted.name);
+    node.live = true;
+    node.incarnation = admitted.incarnation;
+    node.lease_until_ms = now_ms + settings_.lease_ms;
   }
+  // What a member has acknowledged was not kept. It was enough for the round, and the node says it
+  // again as soon as it is back.
+  for (const std::string& member : event.members) {
+    Find(member).acknowledged = committed_ == 0 ? 0 : committed_ - 1;
+  }
+  next_members_ = event.members;
+  if (committed_ > 0) Advance(now_ms, effects);
+}
+
+void RoundMachine::Advance(int64_t now_ms, Effects* effects) {
+  if (committed_ < settings_.steps) return Open(now_ms, effects);
+  phase_ = Phase::kFinished;
+  effects->push_back(FinishRun{committed_});
 }
 
 void RoundMachine::EndMembership(Node* node, Standing standing) {
@@ -133,16 +153,28 @@ void RoundMachine::OpenFirst(int64_t now_ms, Effects* effects) {
   if (phase_ != Phase::kStarting) return;
   uint32_t ready = 0;
   for (const auto& [name, node] : nodes_) ready += HoldsBase(node) ? 1 : 0;
-  if (ready >= settings_.quorum) Open(now_ms, effects);
+  if (ready < settings_.quorum) return;
+  next_members_ = MembersAfter(committed_, 0, now_ms);
+  Open(now_ms, effects);
 }
 
-uint64_t RoundMachine::DueAcknowledgement(int64_t now_ms) {
+uint64_t RoundMachine::DueAcknowledgement(uint64_t committed, uint64_t unlisted, int64_t now_ms) {
   while (!commit_ms_.empty() && commit_ms_.front() + settings_.acknowledge_ms <= now_ms) {
     commit_ms_.pop_front();
   }
   // At the commit of a round its contributors have acknowledged the one before it.
-  const uint64_t before_last = committed_ == 0 ? 0 : committed_ - 1;
-  return std::min(before_last, committed_ - commit_ms_.size());
+  const uint64_t before_last = committed == 0 ? 0 : committed - 1;
+  return std::min(before_last, committed - commit_ms_.size() - unlisted);
+}
+
+std::vector<std::string> RoundMachine::MembersAfter(uint64_t committed, uint64_t unlisted,
+                                                    int64_t now_ms) {
+  const uint64_t due = DueAcknowledgement(committed, unlisted, now_ms);
+  std::vector<std::string> members;
+  for (const auto& [name, node] : nodes_) {
+    if (node.live && node.acknowledged >= due) members.push_back(name);
+  }
+  return members;
 }
 
 void RoundMachine::Open(int64_t now_ms, Effects* effects) {
@@ -150,9 +182,12 @@ void RoundMachine::Open(int64_t now_ms, Effects* effects) {
   opened_ms_ = now_ms;
   first_complete_ms_ = -1;
   OpenRound opened{committed_ + 1, committed_, committed_ + 1, {}};
-  const uint64_t due = DueAcknowledgement(now_ms);
+  // Those that were listed when the round before this one closed, without who was lost since.
+  const uint64_t due = DueAcknowledgement(committed_, 0, now_ms);
   for (auto& [name, node] : nodes_) {
-    const bool member = node.live && node.acknowledged >= due;
+    const bool listed =
+        std::find(next_members_.begin(), next_members_.end(), name) != next_members_.end();
+    const bool member = listed && node.live && node.acknowledged >= due;
     node.standing = member ? Standing::kOutstanding : Standing::kNotMember;
     node.digest.clear();
     node.reason.clear();
@@ -178,10 +213,13 @@ void RoundMachine::Close(int64_t now_ms, Effects* effects) {
   if (phase_ != Phase::kOpen) return;
   const Decision decision = Decide(now_ms);
   if (decision.answer == Decision::Answer::kWait) return;
-  CommitRound commit{committed_ + 1, {}, decision.answer == Decision::Answer::kCommitVoid};
+  CommitRound commit{committed_ + 1, {}, decision.answer == Decision::Answer::kCommitVoid, {}};
   for (const auto& [name, node] : nodes_) {
     if (node.standing == Standing::kComplete) commit.included.push_back(name);
   }
+  const bool is_last = committed_ + 1 == settings_.steps;
+  next_members_ = is_last ? std::vector<std::string>() : MembersAfter(committed_ + 1, 1, now_ms);
+  commit.next_members = next_members_;
   phase_ = Phase::kCommitting;
   effects->push_back(std::move(commit));
 }

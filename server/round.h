@@ -7,8 +7,9 @@
 //   machine.Decide(now).sentence   // "round 7: waiting for fra-2, 14 s to deadline, ..."
 //
 // The caller's duties, in this order:
-//   1. persist   At CommitRound merge the included contributions and make the record durable. Then,
-//                and not before, step RoundPersisted.
+//   1. persist   At CommitRound merge the included contributions and make the record durable, in
+//                one write with the members of the round that it opens. Then, and not before, step
+//                RoundPersisted.
 //   2. publish   At PublishRound send the update to the watchers. It comes only after
 //                RoundPersisted, so nobody ever sees what a crash could take back.
 //   3. apply     Carry the other effects out in the order given (a published round before the next
@@ -81,12 +82,23 @@ struct NodeLeft {
   std::string reason;  // its own words; may be empty
 };
 struct Ticked {};
+// The first event of a machine that goes on with a run: what the store has of it. Leases and the
+// round's deadline start afresh, and nothing is complete: a receipt ends with the process.
+struct RunResumed {
+  struct Node {
+    std::string name;
+    uint64_t incarnation = 0;
+  };
+  uint64_t committed_round = 0;
+  std::vector<std::string> members;  // of the round after it; none where no round was committed
+  std::vector<Node> nodes;           // that were admitted and had not left
+};
 struct RoundPersisted {
   uint64_t round = 0;
 };
 using RoundEvent =
     std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
-                 ContributionRefused, NodeAbstained, NodeLeft, Ticked, RoundPersisted>;
+                 ContributionRefused, NodeAbstained, NodeLeft, Ticked, RoundPersisted, RunResumed>;
 
 // Effects.
 struct OpenRound {
@@ -103,6 +115,9 @@ struct CommitRound {
   uint64_t round = 0;
   std::vector<std::string> included;  // ascending
   bool is_void = false;
+  // Who is a member of the round that this commit opens; none: the run is finished. From here on
+  // they only become fewer, so what is durable with the commit holds all that may come.
+  std::vector<std::string> next_members;
 };
 struct PublishRound {
   uint64_t round = 0;
@@ -192,12 +207,14 @@ class RoundMachine {
   void Apply(const NodeLeft& event, int64_t now_ms, Effects* effects);
   void Apply(const Ticked& event, int64_t now_ms, Effects* effects);
   void Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects);
+  void Apply(const RunResumed& event, int64_t now_ms, Effects* effects);
 
   Node& Find(const std::string& node);
   const Node& Find(const std::string& node) const;
   void ForgiveOwnPause(int64_t now_ms);
   void EndMembership(Node* node, Standing standing);
   void Decline(const std::string& name, Standing standing, const std::string& reason);
+  void Advance(int64_t now_ms, Effects* effects);
   void Open(int64_t now_ms, Effects* effects);
   void OpenFirst(int64_t now_ms, Effects* effects);
   void TakeInMissing(Effects* effects);
@@ -214,12 +231,17 @@ class RoundMachine {
   std::string MissingSentence() const;
   std::string Describe(const std::string& name, const Node& node) const;
 
-  // The last commit that a node must have acknowledged to be in step.
-  uint64_t DueAcknowledgement(int64_t now_ms);
+  // The last commit that a node must have acknowledged to be in step when `committed` is the last
+  // one, `unlisted` of which are not in commit_ms_ yet.
+  uint64_t DueAcknowledgement(uint64_t committed, uint64_t unlisted, int64_t now_ms);
+
+  // Who would be a member of the round that the commit of round `committed` opens now.
+  std::vector<std::string> MembersAfter(uint64_t committed, uint64_t unlisted, int64_t now_ms);
 
   RoundSettings settings_;
   std::map<std::string, Node> nodes_;
   std::deque<int64_t> commit_ms_;  // when the last commits were made; none older than is of use
+  std::vector<std::string> next_members_;  // of the round after the one that is being committed
   Phase phase_ = Phase::kStarting;
   uint64_t committed_ = 0;
   int64_t opened_ms_ = 0;

@@ -1,5 +1,7 @@
 #include "server/store.h"
 
+#include <deque>
+#include <map>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
@@ -9,32 +11,42 @@
 namespace isthmus {
 namespace {
 
-// An update costs this much beside its payload, so that void updates are counted too.
-constexpr size_t kUpdateOverheadBytes = 4096;
+uint64_t Cost(const StoredUpdate& update) { return update.bytes() + kStoredRoundBytes; }
 
 class MemoryStore final : public Store {
  public:
-  explicit MemoryStore(size_t bytes_max) : bytes_max_(bytes_max) {}
+  explicit MemoryStore(const StoreLimits& limits) : limits_(limits) {}
 
-  absl::Status Commit(StoredUpdatePtr update) override {
+  absl::Status Write(const StoreBatch& batch) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    ISTHMUS_CHECK(update->record.round() == last_round_ + 1);
-    last_round_ = update->record.round();
-    bytes_ += Cost(*update);
-    updates_.push_back(std::move(update));
-    while (bytes_ > bytes_max_ && updates_.size() > 1) {
-      bytes_ -= Cost(*updates_.front());
-      updates_.pop_front();
-    }
+    if (batch.run.has_value()) run_ = batch.run;
+    if (batch.node.has_value()) nodes_[batch.node->node()] = *batch.node;
+    if (batch.update != nullptr) CommitLocked(batch);
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round) const override {
+  StoredState State() const override {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (last_round > last_round_) return NotKept(last_round);
-    if (last_round + updates_.size() < last_round_) return NotKept(last_round + 1);
-    const auto first = updates_.end() - static_cast<std::ptrdiff_t>(last_round_ - last_round);
-    return std::vector<StoredUpdatePtr>(first, updates_.end());
+    StoredState state{run_, {}, open_, last_round_};
+    for (const auto& [name, node] : nodes_) state.nodes.push_back(node);
+    return state;
+  }
+
+  bool durable() const override { return false; }
+
+  absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round,
+                                                         uint64_t bytes_max) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (last_round > last_round_) return NotKeptLocked(last_round);
+    if (last_round + 1 < FirstLocked()) return NotKeptLocked(last_round + 1);
+    std::vector<StoredUpdatePtr> read;
+    uint64_t bytes = 0;
+    for (uint64_t round = last_round + 1; round <= last_round_; ++round) {
+      if (!read.empty() && bytes >= bytes_max) break;
+      read.push_back(updates_[round - FirstLocked()]);
+      bytes += read.back()->bytes();
+    }
+    return read;
   }
 
   uint64_t last_round() const override {
@@ -42,39 +54,71 @@ class MemoryStore final : public Store {
     return last_round_;
   }
 
+  uint64_t first_round() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return FirstLocked();
+  }
+
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     if (round == 0) return std::string();
-    const uint64_t before_first = last_round_ - updates_.size();
-    if (round > last_round_ || round < before_first) return NotKept(round);
-    if (round == before_first) return updates_.front()->record.previous_sha256();
-    return updates_[round - before_first - 1]->record.sha256();
+    if (round > last_round_ || round + settled_.size() <= last_round_) return NotKeptLocked(round);
+    return settled_[round + settled_.size() - last_round_ - 1];
   }
 
  private:
-  static size_t Cost(const StoredUpdate& update) { return update.bytes() + kUpdateOverheadBytes; }
+  uint64_t FirstLocked() const { return last_round_ + 1 - updates_.size(); }
 
-  absl::Status NotKept(uint64_t round) const {
-    return WithReason(
-        absl::OutOfRangeError(absl::StrCat(
-            "the update of round ", round, " is not kept; rounds ",
-            last_round_ - updates_.size() + 1, " to ", last_round_, " are (limit ", bytes_max_,
-            " bytes). A node further behind cannot catch up by updates: start it from a state of "
-            "one of these rounds")),
-        "UPDATES_NOT_KEPT");
+  void CommitLocked(const StoreBatch& batch) {
+    ISTHMUS_CHECK(batch.update->record.round() == last_round_ + 1);
+    last_round_ = batch.update->record.round();
+    open_ = batch.open;
+    bytes_ += Cost(*batch.update);
+    updates_.push_back(batch.update);
+    settled_.push_back(batch.update->record.sha256());
+    const uint64_t first = FirstLocked();
+    const uint64_t keep =
+        FirstRoundToKeep(limits_, batch.keep_after, first, last_round_, bytes_,
+                         [&](uint64_t round) { return Cost(*updates_[round - first]); });
+    for (uint64_t round = first; round < keep; ++round) {
+      bytes_ -= Cost(*updates_.front());
+      updates_.pop_front();
+    }
+    while (settled_.size() > limits_.settled_rounds_max && settled_.size() > updates_.size()) {
+      settled_.pop_front();
+    }
   }
 
-  const size_t bytes_max_;
+  absl::Status NotKeptLocked(uint64_t round) const {
+    return UpdateNotKept(round, FirstLocked(), last_round_, limits_);
+  }
+
+  const StoreLimits limits_;
   mutable std::mutex mutex_;
+  absl::optional<v1::StoredRun> run_;
+  std::map<std::string, v1::StoredNode> nodes_;
+  absl::optional<v1::StoredOpening> open_;
   std::deque<StoredUpdatePtr> updates_;  // the newest ones without gaps, up to last_round_
-  size_t bytes_ = 0;
+  std::deque<std::string> settled_;      // hashes of records, the same way
+  uint64_t bytes_ = 0;
   uint64_t last_round_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Store> MakeMemoryStore(size_t bytes_max) {
-  return std::make_unique<MemoryStore>(bytes_max);
+std::unique_ptr<Store> MakeMemoryStore(const StoreLimits& limits) {
+  return std::make_unique<MemoryStore>(limits);
+}
+
+absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,
+                           const StoreLimits& limits) {
+  return WithReason(
+      absl::OutOfRangeError(absl::StrCat(
+          "the update of round ", round, " is not kept; rounds ", first_round, " to ", last_round,
+          " are (at most ", limits.rounds_max, " rounds and ", limits.bytes_max,
+          " bytes). A node further behind cannot catch up by updates: start it from a state of "
+          "one of these rounds, and next time let the coordinator keep more")),
+      "UPDATES_NOT_KEPT");
 }
 
 }  // namespace isthmus

@@ -1,9 +1,15 @@
-// What a run must not lose: its committed rounds. One interface, so that a store on disk can take
-// the place of the one in memory.
+// What a run must not lose: what it is, who was admitted, its committed rounds and the round that
+// is open. One interface for the store on disk (rocks_store.h) and for the one in memory, which
+// lasts as long as the object.
+//
+//   StoreBatch batch;
+//   batch.update = update;            // commits its round
+//   batch.open = opening;             // and opens the next one, in the same breath
+//   status = store->Write(batch);
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,7 +17,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "base/limits.h"
 #include "isthmus/v1/coordinator.pb.h"
+#include "isthmus/v1/storage.pb.h"
 #include "transport/watch_queue.h"
 
 namespace isthmus {
@@ -26,26 +35,97 @@ struct StoredUpdate {
 };
 using StoredUpdatePtr = std::shared_ptr<const StoredUpdate>;
 
+// Everything but the updates: what a coordinator starts from.
+struct StoredState {
+  absl::optional<v1::StoredRun> run;       // absent: the store is empty
+  std::vector<v1::StoredNode> nodes;       // ascending by name
+  absl::optional<v1::StoredOpening> open;  // absent: no round is committed, or the last one is
+  uint64_t last_round = 0;                 // the last committed round; 0: none
+};
+
+// What becomes durable together or not at all. Parts that are absent stay as they were.
+struct StoreBatch {
+  absl::optional<v1::StoredRun> run;
+  absl::optional<v1::StoredNode> node;  // in place of the one of that name
+  StoredUpdatePtr update;               // commits its round; rounds come without gaps, from 1
+  // The round that `update` opens. With an update an absent one means that the run is finished.
+  absl::optional<v1::StoredOpening> open;
+  // With an update: whatever the store's limits say, updates after this round are kept and those up
+  // to it are not. Absent: the limits decide.
+  absl::optional<uint64_t> keep_after;
+};
+
+// How much is kept. A commit drops old rounds, never the one it commits.
+struct StoreLimits {
+  uint64_t rounds_max = kStoredRoundsDefault;
+  uint64_t bytes_max = kStoredBytesDefault;  // of pieces, and of what a round costs beside them
+  uint64_t settled_rounds_max = kStoredDigestRounds;
+};
+// A round costs this much beside its pieces, so that void updates are counted too.
+inline constexpr uint64_t kStoredRoundBytes = 4096;
+
 // Thread-safe.
 class Store {
  public:
   virtual ~Store() = default;
 
-  // Makes the update durable before it returns OK. Rounds come in order without gaps, from 1.
-  virtual absl::Status Commit(StoredUpdatePtr update) = 0;
+  // Makes the batch durable before it returns OK.
+  //   RESOURCE_EXHAUSTED  there is no room: it does not count yet; write the same batch again when
+  //                       there is
+  //   any other error     the disk cannot be trusted: it may or may not be there after a restart.
+  //                       End the process and answer nobody; never write again
+  virtual absl::Status Write(const StoreBatch& batch) = 0;
 
-  // Updates after `last_round`, ascending; none when it is the last one.
-  // OUT_OF_RANGE: some of them are no longer kept; says which are.
-  virtual absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round) const = 0;
+  virtual StoredState State() const = 0;
+
+  // Whether what was written is still there after the process has ended.
+  virtual bool durable() const = 0;
+
+  // Updates after `last_round`, ascending: at least one (none when it is the last), and no more
+  // after their payloads together reach `bytes_max`.
+  //   OUT_OF_RANGE  the first of them is no longer kept; says which are
+  //   DATA_LOSS     it is damaged; says where
+  virtual absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round,
+                                                                 uint64_t bytes_max) const = 0;
 
   // The last committed round; 0: none.
   virtual uint64_t last_round() const = 0;
+  // The first round whose update is kept; last_round() + 1: none is.
+  virtual uint64_t first_round() const = 0;
   // SHA-256 of a round's record; empty for round 0. OUT_OF_RANGE: no longer known.
   virtual absl::StatusOr<std::string> RecordSha256(uint64_t round) const = 0;
 };
 
-// Keeps the newest updates up to `bytes_max` (and always the last one), and loses all of them with
-// the process.
-std::unique_ptr<Store> MakeMemoryStore(size_t bytes_max);
+// Keeps everything in memory, as long as it lives.
+std::unique_ptr<Store> MakeMemoryStore(const StoreLimits& limits = {kStoredRoundsDefault,
+                                                                    kKeptUpdateBytesMax,
+                                                                    kStoredDigestRounds});
+
+// A commit drops at most so many rounds, so that it takes about as long as any other; limits that
+// were lowered by much take effect over the commits that follow.
+inline constexpr uint64_t kRoundsDroppedAtOnce = 64;
+
+// The first round to keep of the updates [first_round, last_round] with `bytes` in all: what the
+// limits allow, or keep_after if it is there, and the last one always. `bytes_of` gives what a
+// round counts.
+template <typename BytesOf>
+uint64_t FirstRoundToKeep(const StoreLimits& limits, const absl::optional<uint64_t>& keep_after,
+                          uint64_t first_round, uint64_t last_round, uint64_t bytes,
+                          const BytesOf& bytes_of) {
+  const uint64_t most = std::min(last_round, first_round + kRoundsDroppedAtOnce);
+  while (first_round < most) {
+    const bool over = keep_after.has_value() ? first_round <= *keep_after
+                                             : last_round - first_round >= limits.rounds_max ||
+                                                   bytes > limits.bytes_max;
+    if (!over) break;
+    bytes -= bytes_of(first_round);
+    ++first_round;
+  }
+  return first_round;
+}
+
+// The answer to a question about rounds that are not kept.
+absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,
+                           const StoreLimits& limits);
 
 }  // namespace isthmus

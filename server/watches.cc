@@ -14,6 +14,8 @@ namespace {
 // A node that is far behind gets this much at once and watches again for the rest, so that its
 // queue never overflows by what it asked for.
 constexpr size_t kBacklogEventsMax = kWatchQueueEventsMax / 2;
+// The same in bytes of updates, which are read from the disk and held until they are sent.
+constexpr uint64_t kBacklogBytesMax = kKeptUpdateBytesMax / 8;
 
 absl::Status Malformed(absl::string_view reason, const std::string& text) {
   return WithReason(absl::InvalidArgumentError(text), reason);
@@ -25,9 +27,15 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
     const v1::WatchUpdatesRequest& request) {
   const DeliverAfter deliver(this);
   const auto queue = std::make_shared<WatchQueue>(kWatchQueueEventsMax);
-  std::lock_guard<std::mutex> lock(mutex_);
-  ChunkRanges watched;
+  ChunkRanges watched, again;
+  std::unique_lock<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckWatchLocked(request, &watched));
+  // Without the lock: it may be much, and come from the disk.
+  lock.unlock();
+  ISTHMUS_ASSIGN_OR_RETURN(std::vector<StoredUpdatePtr> missed,
+                           store_->ReadAfter(request.last_round(), kBacklogBytesMax));
+  lock.lock();
+  ISTHMUS_RETURN_IF_ERROR(CheckWatchLocked(request, &again));
   NodeState& node = nodes_[request.node()];
   CloseWatchLocked(
       &node, WithReason(absl::AbortedError(absl::StrCat("a newer watch of node '", request.node(),
@@ -36,7 +44,8 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
   // The node has no watch in this step: what the step would send is part of what follows.
   StepLocked(NodeAcknowledged{request.node(), request.last_round()});
   Delivery delivery{queue, {StartEventLocked(request.node())}, absl::nullopt};
-  ISTHMUS_RETURN_IF_ERROR(AppendBacklogLocked(request.last_round(), watched, &delivery));
+  ISTHMUS_RETURN_IF_ERROR(
+      AppendBacklogLocked(std::move(missed), request.last_round(), watched, &delivery));
   const Standing standing = machine_.StandingOf(request.node());
   if (!delivery.close.has_value()) {
     const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
@@ -61,7 +70,7 @@ void Coordinator::WatchEnded(const v1::WatchUpdatesRequest& request,
 }
 
 absl::Status Coordinator::CheckWatchLocked(const v1::WatchUpdatesRequest& request,
-                                           ChunkRanges* ranges) const {
+                                           ChunkRanges* ranges) {
   ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
   if (request.role() != v1::ROLE_NODE) {
     return Malformed("WRONG_ROLE", absl::StrCat("role is ", v1::Role_Name(request.role()),
@@ -92,23 +101,34 @@ absl::Status Coordinator::CheckWatchLocked(const v1::WatchUpdatesRequest& reques
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::AppendBacklogLocked(uint64_t last_round, const ChunkRanges& watched,
+// `missed`: what followed last_round a moment ago. What was committed since is read here; it is as
+// good as nothing, and in memory.
+absl::Status Coordinator::AppendBacklogLocked(std::vector<StoredUpdatePtr> missed,
+                                              uint64_t last_round, const ChunkRanges& watched,
                                               Delivery* delivery) const {
-  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<StoredUpdatePtr> updates,
-                           store_->ReadAfter(last_round));
-  for (const StoredUpdatePtr& update : updates) {
+  uint64_t bytes = 0;
+  for (const StoredUpdatePtr& update : missed) bytes += update->bytes();
+  if (bytes < kBacklogBytesMax) {
+    ISTHMUS_ASSIGN_OR_RETURN(const std::vector<StoredUpdatePtr> newest,
+                             store_->ReadAfter(last_round + missed.size(), kBacklogBytesMax / 8));
+    missed.insert(missed.end(), newest.begin(), newest.end());
+  }
+  uint64_t sent = last_round;
+  for (const StoredUpdatePtr& update : missed) {
     // One that is stored but not yet published comes with its PublishRound.
     if (update->record.round() > machine_.committed_round()) break;
-    if (delivery->events.size() >= kBacklogEventsMax) {
-      delivery->close = WithReason(
-          absl::ResourceExhaustedError(absl::StrCat(
-              "this watch sends at most ", kBacklogEventsMax, " events of the past, up to round ",
-              update->record.round() - 1, "; watch again from there")),
-          "BACKLOG");
-      break;
-    }
+    if (delivery->events.size() >= kBacklogEventsMax) break;
     AppendUpdate(*update, watched, &delivery->events);
+    sent = update->record.round();
   }
+  if (sent >= machine_.committed_round()) return absl::OkStatus();
+  delivery->close = WithRetryAfterMs(
+      WithReason(
+          absl::ResourceExhaustedError(absl::StrCat(
+              "this watch sends at most ", kBacklogEventsMax, " events and ", kBacklogBytesMax,
+              " bytes of the past, up to round ", sent, "; watch again from there")),
+          "BACKLOG"),
+      0);
   return absl::OkStatus();
 }
 

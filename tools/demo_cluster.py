@@ -54,19 +54,34 @@ class Cluster:
             sample = [f"--sample={sample_bytes}", f"--sample_prompt={sample_prompt}"]
             self.start_trainers(node, data_file, sample if sample_bytes and index == 0 else [])
 
-    def start_coordinator(self):
-        """Starts it on a port of its own choice and waits until it serves."""
+    def start_coordinator(self, *more_flags, under=()):
+        """Starts it (again) and waits until it serves.
+
+        The first time it chooses a port; later it has the same one, and goes on with the run that
+        its state folder holds. `under`: a command that starts it, strace for instance.
+        """
         ready = self.folder / "coordinator.ready"
-        listen = ["--listen=127.0.0.1:0"]
-        if self.box:  # no other machine reaches into the box
-            listen = [f"--listen={self.box.hub_address()}:0", "--allow_plaintext"]
+        ready.unlink(missing_ok=True)
+        self.spawn_coordinator(*more_flags, under=under)
+        self.address = self._wait_for(ready, "coordinator").strip()
+
+    def spawn_coordinator(self, *more_flags, under=()):
+        """The same without waiting."""
+        host = self.box.hub_address() if self.box else "127.0.0.1"
         self._spawn(
             "coordinator",
             f"--run_spec={self.spec_file}",
-            *listen,
-            f"--ready_file={ready}",
+            f"--listen={self.address or host + ':0'}",
+            *(["--allow_plaintext"] if self.box else []),  # no other machine reaches into the box
+            f"--state_dir={self.coordinator_state()}",
+            f"--ready_file={self.folder}/coordinator.ready",
+            *more_flags,
+            under=under,
         )
-        self.address = self._wait_for(ready, "coordinator").strip()
+
+    def coordinator_state(self):
+        """Where the coordinator keeps the run."""
+        return self.folder / "state-coordinator"
 
     def start_agent(self, node, *more_flags):
         """Starts a node's agent (again) and waits until its socket serves."""
@@ -119,12 +134,12 @@ class Cluster:
         """Standard output and error of a process."""
         return self.folder / f"{name}.log"
 
-    def _spawn(self, name, *flags):
+    def _spawn(self, name, *flags, under=()):
         program, _, rest = name.partition("-")
-        command = [self.binaries[program], *flags]
+        command = [*under, self.binaries[program], *flags]
         if self.box:
             command = self.box.command(self._place(program, rest), command)
-        with open(self.log_file(name), "wb") as log:
+        with open(self.log_file(name), "ab") as log:  # a process that starts again adds to it
             self.processes[name] = subprocess.Popen(
                 command,
                 stdout=log,

@@ -421,7 +421,7 @@ std::string RunAtOnce(uint32_t seed, uint64_t rounds) {
   const v1::RunSpec spec = TestSpec({"a", "b", "c"}, 0, rounds);
   CoordinatorOptions options;
   options.spec = spec;
-  options.store = MakeMemoryStore(size_t{1} << 30);
+  options.store = MakeMemoryStore();
   options.fold_threads = 1 + static_cast<int>(seed % 3);
   auto coordinator = Coordinator::Start(std::move(options));
   EXPECT_TRUE(coordinator.ok()) << coordinator.status();

@@ -101,6 +101,12 @@ class FakeNode {
     join_request.set_secret("secret of node " + name);
   }
 
+  // From here on it speaks to this coordinator, with what it has; its watch is gone.
+  void Reconnect(RoundHost* host) {
+    host_ = host;
+    reader = nullptr;
+  }
+
   absl::Status Join() {
     const auto response = host_->JoinRun(join_request);
     if (!response.ok()) return response.status();
@@ -182,13 +188,15 @@ class FakeNode {
   }
 
   absl::StatusOr<v1::HeartbeatResponse> Beat(uint64_t acknowledged = 0,
-                                             const std::string& waiting_for = "") {
+                                             const std::string& waiting_for = "",
+                                             uint64_t checkpoint_round = 0) {
     v1::HeartbeatRequest request;
     request.set_run("test");
     request.set_node(name_);
     request.set_incarnation(joined.incarnation());
     request.set_acknowledged_round(acknowledged);
     request.set_waiting_for(waiting_for);
+    request.set_checkpoint_round(checkpoint_round);
     return host_->Heartbeat(request);
   }
 
@@ -240,16 +248,34 @@ class FakeNode {
 // A coordinator on a clock of the test's own.
 struct TestCoordinator {
   explicit TestCoordinator(const v1::RunSpec& spec, size_t kept_bytes = size_t{1} << 30,
-                           const HistoryLimits& history = HistoryLimits()) {
+                           const HistoryLimits& history = HistoryLimits())
+      : TestCoordinator(spec,
+                        MakeMemoryStore({kStoredRoundsDefault, kept_bytes, kStoredDigestRounds}),
+                        history) {}
+  // Goes on with what the store holds.
+  TestCoordinator(const v1::RunSpec& spec, std::shared_ptr<Store> store,
+                  const HistoryLimits& history = HistoryLimits()) {
     CoordinatorOptions options;
     options.spec = spec;
-    options.store = MakeMemoryStore(kept_bytes);
+    options.store = std::move(store);
     options.clock = &clock;
     options.history = history;
     options.ticks_by_itself = false;
+    options.on_disk_failure = [this](const absl::Status& why) {
+      std::lock_guard<std::mutex> lock(mutex);
+      disk_failure = why;
+      changed.notify_all();
+    };
     auto started = Coordinator::Start(std::move(options));
     EXPECT_TRUE(started.ok()) << started.status();
     host = *std::move(started);
+  }
+
+  // Waits until the coordinator has found that its disk failed.
+  absl::Status DiskFailure() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait_for(lock, std::chrono::seconds(10), [this] { return !disk_failure.ok(); });
+    return disk_failure;
   }
 
   // Lets time pass as it does in life, with a tick every 100 ms.
@@ -267,7 +293,10 @@ struct TestCoordinator {
   }
 
   FakeClock clock;
-  std::unique_ptr<Coordinator> host;
+  std::mutex mutex;
+  std::condition_variable changed;
+  absl::Status disk_failure;
+  std::unique_ptr<Coordinator> host;  // last, so that it ends first
 };
 
 }  // namespace isthmus

@@ -11,6 +11,7 @@
 //   leave NODE                  persist               (the round being committed)
 //   tick MS [beating=a,b]       (ticks of 100 ms; the nodes named send heartbeats)
 //   pause MS                    (one tick after a gap)
+//   resume ROUND MEMBERS NODES  (the first command after spec: a run that a store kept)
 // Output: the effects in order, each with its time, then the sentence that Decide gives.
 #include <gtest/gtest.h>
 
@@ -41,9 +42,11 @@ struct EffectText {
     return absl::StrCat("take in ", effect.node, ", round ", effect.round);
   }
   std::string operator()(const CommitRound& effect) const {
-    if (effect.is_void) return absl::StrCat("commit round ", effect.round, ", void");
-    return absl::StrCat("commit round ", effect.round,
-                        ", included: ", absl::StrJoin(effect.included, " "));
+    std::string text = absl::StrCat("commit round ", effect.round);
+    absl::StrAppend(
+        &text, effect.is_void ? ", void" : ", included: " + absl::StrJoin(effect.included, " "));
+    if (effect.next_members.empty()) return text;
+    return absl::StrCat(text, ", next: ", absl::StrJoin(effect.next_members, " "));
   }
   std::string operator()(const PublishRound& effect) const {
     return absl::StrCat("publish round ", effect.round);
@@ -103,6 +106,7 @@ class Scenario {
   RoundEvent Event(const std::string& verb, const std::vector<std::string>& words,
                    const std::string& line) {
     const std::string& node = words.at(1);
+    if (verb == "resume") return Resumed(words);
     const std::string text = line.substr(std::min(line.size(), verb.size() + node.size() + 2));
     if (verb == "join") {
       return NodeJoined{node, ++incarnation_,
@@ -116,6 +120,16 @@ class Scenario {
     if (verb == "abstain") return NodeAbstained{node, text};
     if (verb == "leave") return NodeLeft{node, text};
     throw std::runtime_error("unknown command: " + line);
+  }
+
+  RoundEvent Resumed(const std::vector<std::string>& words) {
+    RunResumed event;
+    event.committed_round = static_cast<uint64_t>(Number(words.at(1)));
+    if (words.at(2) != "-") event.members = absl::StrSplit(words.at(2), ',');
+    for (absl::string_view node : absl::StrSplit(words.at(3), ',')) {
+      event.nodes.push_back({std::string(node), ++incarnation_});
+    }
+    return event;
   }
 
   void Tick(const std::vector<std::string>& words, std::string* out) {

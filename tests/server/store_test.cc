@@ -1,57 +1,164 @@
+// What every store must do, on each of them.
 #include "server/store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+
+#include "server/rocks_store.h"
+#include "tests/server/store_updates.h"
+
 namespace isthmus {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-StoredUpdatePtr Update(uint64_t round, uint64_t bytes) {
-  auto update = std::make_shared<StoredUpdate>();
-  update->record.set_round(round);
-  update->record.set_payload_bytes(bytes);
-  update->record.set_sha256("sha " + std::to_string(round));
-  if (round > 1) update->record.set_previous_sha256("sha " + std::to_string(round - 1));
-  return update;
+class StoreTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  ~StoreTest() override {
+    for (const std::string& dir : dirs_) std::filesystem::remove_all(dir);
+  }
+
+  std::unique_ptr<Store> Make(const StoreLimits& limits = StoreLimits()) {
+    if (GetParam() == "memory") return MakeMemoryStore(limits);
+    std::string dir = ::testing::TempDir() + "/store_XXXXXX";
+    dirs_.push_back(mkdtemp(dir.data()));
+    auto store = OpenRocksStore({dirs_.back(), limits});
+    EXPECT_TRUE(store.ok()) << store.status();
+    return *std::move(store);
+  }
+
+ private:
+  std::vector<std::string> dirs_;
+};
+
+TEST_P(StoreTest, IsEmptyAtFirst) {
+  const auto store = Make();
+  EXPECT_EQ(store->last_round(), 0u);
+  EXPECT_EQ(store->first_round(), 1u);
+  EXPECT_TRUE(store->ReadAfter(0, 1)->empty());
+  EXPECT_TRUE(absl::IsOutOfRange(store->ReadAfter(1, 1).status()));
+  EXPECT_EQ(*store->RecordSha256(0), "");
+  EXPECT_TRUE(absl::IsOutOfRange(store->RecordSha256(1).status()));
+  const StoredState state = store->State();
+  EXPECT_FALSE(state.run.has_value());
+  EXPECT_FALSE(state.open.has_value());
+  EXPECT_TRUE(state.nodes.empty());
+  EXPECT_EQ(state.last_round, 0u);
 }
 
-TEST(MemoryStore, GivesWhatCameAfterARound) {
-  const auto store = MakeMemoryStore(size_t{1} << 30);
-  EXPECT_EQ(store->last_round(), 0u);
-  EXPECT_TRUE(store->ReadAfter(0)->empty());
-  EXPECT_EQ(*store->RecordSha256(0), "");
-  for (uint64_t round = 1; round <= 4; ++round) {
-    ASSERT_TRUE(store->Commit(Update(round, 100)).ok());
-  }
+TEST_P(StoreTest, GivesWhatCameAfterARound) {
+  const auto store = Make();
+  CommitTestRounds(store.get(), 4, 100);
   EXPECT_EQ(store->last_round(), 4u);
-  const auto after = store->ReadAfter(2);
-  ASSERT_EQ(after->size(), 2u);
-  EXPECT_EQ((*after)[0]->record.round(), 3u);
-  EXPECT_TRUE(store->ReadAfter(4)->empty());
-  EXPECT_TRUE(absl::IsOutOfRange(store->ReadAfter(5).status()));
-  EXPECT_EQ(*store->RecordSha256(3), "sha 3");
+  EXPECT_THAT(RoundsAfter(*store, 2), ElementsAre(3, 4));
+  EXPECT_THAT(RoundsAfter(*store, 4), ElementsAre());
+  EXPECT_TRUE(absl::IsOutOfRange(store->ReadAfter(5, 1).status()));
+  for (uint64_t round = 1; round <= 4; ++round) {
+    const StoredUpdatePtr read = (*store->ReadAfter(round - 1, 1))[0];
+    const StoredUpdatePtr wrote = TestUpdate(round, 100);
+    EXPECT_EQ(*store->RecordSha256(round), wrote->record.sha256());
+    ExpectSameUpdate(*read, *wrote);
+  }
   EXPECT_TRUE(absl::IsOutOfRange(store->RecordSha256(5).status()));
 }
 
-TEST(MemoryStore, KeepsTheNewestUpToItsLimit) {
-  const auto store = MakeMemoryStore(30000);
-  for (uint64_t round = 1; round <= 5; ++round) {
-    ASSERT_TRUE(store->Commit(Update(round, 10000)).ok());
-  }
+TEST_P(StoreTest, GivesNoMoreBytesThanAskedForButOneUpdate) {
+  const auto store = Make();
+  CommitTestRounds(store.get(), 6, 1000);
+  EXPECT_THAT(RoundsAfter(*store, 0, 0), ElementsAre(1));
+  EXPECT_THAT(RoundsAfter(*store, 0, 1000), ElementsAre(1));
+  EXPECT_THAT(RoundsAfter(*store, 1, 1001), ElementsAre(2, 3));
+  EXPECT_THAT(RoundsAfter(*store, 5, 100000), ElementsAre(6));
+}
+
+TEST_P(StoreTest, KeepsTheNewestUpToItsLimits) {
+  const auto store = Make({100, 30000, 100});
+  CommitTestRounds(store.get(), 5, 10000);
   // Two updates with what they cost beside their bytes fit.
-  const absl::Status status = store->ReadAfter(2).status();
+  const absl::Status status = store->ReadAfter(2, 1).status();
   EXPECT_TRUE(absl::IsOutOfRange(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("rounds 4 to 5"));
-  EXPECT_EQ(store->ReadAfter(3)->size(), 2u);
-  // The hash of the one before the first kept is known from the chain.
-  EXPECT_EQ(*store->RecordSha256(3), "sha 3");
-  EXPECT_TRUE(absl::IsOutOfRange(store->RecordSha256(2).status()));
+  EXPECT_EQ(store->first_round(), 4u);
+  EXPECT_THAT(RoundsAfter(*store, 3), ElementsAre(4, 5));
+  // Which rounds there were is known for longer.
+  EXPECT_EQ(*store->RecordSha256(1), TestUpdate(1, 10000)->record.sha256());
   // The last one stays, however large.
-  ASSERT_TRUE(store->Commit(Update(6, 1000000)).ok());
-  EXPECT_EQ(store->ReadAfter(5)->size(), 1u);
+  ASSERT_TRUE(store->Write(TestCommit(6, 100000)).ok());
+  EXPECT_THAT(RoundsAfter(*store, 5), ElementsAre(6));
 }
+
+TEST_P(StoreTest, KeepsSoManyRoundsAndSettlements) {
+  const auto store = Make({3, uint64_t{1} << 30, 5});
+  CommitTestRounds(store.get(), 10, 40);
+  EXPECT_EQ(store->first_round(), 8u);
+  EXPECT_THAT(RoundsAfter(*store, 7), ElementsAre(8, 9, 10));
+  EXPECT_TRUE(store->RecordSha256(6).ok());
+  EXPECT_TRUE(absl::IsOutOfRange(store->RecordSha256(5).status()));
+}
+
+TEST_P(StoreTest, KeepAfterGoesBeforeTheLimits) {
+  const auto store = Make({2, 1, 2});
+  for (uint64_t round = 1; round <= 9; ++round) {
+    StoreBatch batch = TestCommit(round, 40);
+    batch.keep_after = 4;
+    ASSERT_TRUE(store->Write(batch).ok());
+  }
+  EXPECT_THAT(RoundsAfter(*store, 4), ElementsAre(5, 6, 7, 8, 9));
+  EXPECT_EQ(store->first_round(), 5u);
+  EXPECT_TRUE(store->RecordSha256(5).ok());
+  // One that names all of them still leaves the last.
+  StoreBatch batch = TestCommit(10, 40);
+  batch.keep_after = 10;
+  ASSERT_TRUE(store->Write(batch).ok());
+  EXPECT_EQ(store->first_round(), 10u);
+}
+
+TEST_P(StoreTest, HoldsRunNodesAndTheOpenRound) {
+  const auto store = Make();
+  StoreBatch batch;
+  batch.run.emplace();
+  batch.run->set_fingerprint("fingerprint");
+  ASSERT_TRUE(store->Write(batch).ok());
+  batch.run->mutable_spec()->set_run("test");
+  batch.node.emplace();
+  batch.node->set_node("b");
+  batch.node->set_incarnation(1);
+  ASSERT_TRUE(store->Write(batch).ok());
+  batch.run.reset();
+  batch.node->set_node("a");
+  batch.node->set_incarnation(2);
+  ASSERT_TRUE(store->Write(batch).ok());
+  batch.node->set_node("b");
+  batch.node->set_incarnation(3);
+  ASSERT_TRUE(store->Write(batch).ok());
+  ASSERT_TRUE(store->Write(TestCommit(1, 40)).ok());
+
+  StoredState state = store->State();
+  EXPECT_EQ(state.run->spec().run(), "test");
+  EXPECT_EQ(state.run->fingerprint(), "fingerprint");
+  ASSERT_EQ(state.nodes.size(), 2u);
+  EXPECT_EQ(state.nodes[0].node(), "a");
+  EXPECT_EQ(state.nodes[0].incarnation(), 2u);
+  EXPECT_EQ(state.nodes[1].incarnation(), 3u);
+  EXPECT_EQ(state.last_round, 1u);
+  EXPECT_EQ(state.open->round(), 2u);
+  EXPECT_THAT(state.open->members(), ElementsAre("a", "b"));
+
+  // The last commit opens nothing.
+  batch = TestCommit(2, 40);
+  batch.open.reset();
+  ASSERT_TRUE(store->Write(batch).ok());
+  state = store->State();
+  EXPECT_FALSE(state.open.has_value());
+  EXPECT_EQ(state.nodes.size(), 2u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StoreTest, ::testing::Values("memory", "rocks"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace isthmus

@@ -115,7 +115,7 @@ v1::JoinRunRequest RankJoin(const Grid& grid, uint32_t rank, uint32_t ranks,
 TestCoordinator::TestCoordinator(const v1::RunSpec& spec, const std::string& address) {
   CoordinatorOptions options;
   options.spec = spec;
-  options.store = MakeMemoryStore(kKeptUpdateBytesMax);
+  options.store = MakeMemoryStore();
   auto coordinator = Coordinator::Start(std::move(options));
   ISTHMUS_CHECK(coordinator.ok());
   coordinator_ = *std::move(coordinator);

@@ -1,0 +1,203 @@
+// coordinator --check_store: reads everything and says what holds.
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "server/rocks_folder.h"
+#include "spec/grid.h"
+#include "spec/piece.h"
+#include "spec/update_record.h"
+
+namespace isthmus {
+namespace {
+
+absl::Status Broken(const std::string& what) { return absl::DataLossError(what); }
+
+class Checker {
+ public:
+  Checker(const RocksFolder* folder, std::vector<std::string>* lines)
+      : folder_(folder), lines_(lines) {}
+
+  absl::Status Check() {
+    ISTHMUS_RETURN_IF_ERROR(folder_->Explain(folder_->db()->VerifyChecksum()));
+    lines_->push_back("the checksums of all table files hold");
+    ISTHMUS_ASSIGN_OR_RETURN(span_, folder_->ReadSpan());
+    ISTHMUS_ASSIGN_OR_RETURN(state_, folder_->ReadState());
+    ISTHMUS_RETURN_IF_ERROR(CheckRun());
+    ISTHMUS_RETURN_IF_ERROR(CheckNodes());
+    ISTHMUS_RETURN_IF_ERROR(CheckSettlements());
+    ISTHMUS_RETURN_IF_ERROR(CheckUpdates());
+    return CheckOpening();
+  }
+
+ private:
+  absl::Status CheckRun() {
+    if (!state_.run.has_value()) {
+      lines_->push_back("no run was started on it");
+      if (span_.last_round() == 0 && state_.nodes.empty()) return absl::OkStatus();
+      return Broken("it has rounds or nodes, but not what the run is");
+    }
+    const v1::StoredRun& run = *state_.run;
+    for (const v1::NodeSpec& node : run.spec().nodes()) names_.insert(node.name());
+    lines_->push_back(absl::StrCat("run '", run.spec().run(), "' of ", run.spec().steps(),
+                                   " rounds, nodes ", absl::StrJoin(names_, ", ")));
+    if (!run.has_manifest()) return absl::OkStatus();
+    ISTHMUS_ASSIGN_OR_RETURN(Grid grid, Grid::Make(run.manifest(), run.spec().codec()));
+    grid_ = std::make_unique<Grid>(std::move(grid));
+    lines_->push_back(absl::StrCat("model ", HexPrefix(run.fingerprint()), ", start state ",
+                                   HexPrefix(run.start_state_sha256()), ", ", grid_->elements(),
+                                   " elements"));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckNodes() {
+    for (const v1::StoredNode& node : state_.nodes) {
+      if (names_.count(node.node()) == 0) {
+        return Broken(absl::StrCat("node '", node.node(), "' is not one of the spec's"));
+      }
+      lines_->push_back(absl::StrCat("node '", node.node(), "': incarnation ", node.incarnation(),
+                                     ", attempt ", node.attempt(), node.left() ? ", left" : ""));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<v1::StoredSettlement> Settlement(uint64_t round) const {
+    v1::StoredSettlement settlement;
+    const absl::Status status = folder_->Read(folder_->settled(), SettledKey(round), &settlement);
+    if (!absl::IsNotFound(status)) {
+      ISTHMUS_RETURN_IF_ERROR(status);
+      return settlement;
+    }
+    return Broken(absl::StrCat("the settlement of round ", round, " is not there"));
+  }
+
+  absl::Status CheckSettlements() {
+    for (uint64_t round = span_.first_settled(); round <= span_.last_round(); ++round) {
+      ISTHMUS_RETURN_IF_ERROR(Settlement(round).status());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckUpdates() {
+    if (span_.last_round() == 0) {
+      lines_->push_back("no round is committed");
+      return absl::OkStatus();
+    }
+    const uint64_t first = span_.first_round();
+    std::string previous;
+    bool knows_previous = first == 1;
+    if (first > span_.first_settled()) {
+      ISTHMUS_ASSIGN_OR_RETURN(const v1::StoredSettlement before, Settlement(first - 1));
+      previous = before.sha256();
+      knows_previous = true;
+    }
+    uint64_t bytes = 0;
+    for (uint64_t round = first; round <= span_.last_round(); ++round) {
+      const absl::StatusOr<StoredUpdatePtr> update = folder_->ReadUpdate(round);
+      if (!update.ok()) return update.status();
+      if (!knows_previous) previous = (*update)->record.previous_sha256();
+      knows_previous = true;
+      const absl::Status sound = CheckUpdate(**update, previous);
+      if (!sound.ok()) return Broken(absl::StrCat("round ", round, ": ", sound.message()));
+      previous = (*update)->record.sha256();
+      bytes += (*update)->bytes();
+    }
+    if (bytes != span_.payload_bytes()) {
+      return Broken(absl::StrCat("the updates kept have ", bytes, " bytes, the span says ",
+                                 span_.payload_bytes()));
+    }
+    lines_->push_back(absl::StrCat("updates of rounds ", first, " to ", span_.last_round(), ", ",
+                                   bytes, " bytes: the chain of records and every payload hold"));
+    lines_->push_back(absl::StrCat("settlements of rounds ", span_.first_settled(), " to ",
+                                   span_.last_round(), "; last record ", HexPrefix(previous)));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckUpdate(const StoredUpdate& update, const std::string& previous) const {
+    ISTHMUS_RETURN_IF_ERROR(CheckUpdateRecord(update.record, previous));
+    ISTHMUS_ASSIGN_OR_RETURN(const v1::StoredSettlement settlement,
+                             Settlement(update.record.round()));
+    if (settlement.sha256() != update.record.sha256()) {
+      return Broken("its settlement is of another record");
+    }
+    if (update.record.is_void() || update.pieces.empty()) return absl::OkStatus();
+    if (grid_ == nullptr) return Broken("there is no model that its payload could be of");
+    std::vector<const std::string*> pieces;
+    for (const WatchEvent& event : update.pieces) pieces.push_back(&event->piece().data());
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string digest, PayloadDigest(*grid_, pieces));
+    if (digest == update.record.payload_sha256()) return absl::OkStatus();
+    return Broken(absl::StrCat("its payload has SHA-256 ", HexPrefix(digest), ", its record says ",
+                               HexPrefix(update.record.payload_sha256())));
+  }
+
+  absl::Status CheckOpening() {
+    const uint64_t last = span_.last_round();
+    if (!state_.run.has_value() || last == 0) return absl::OkStatus();
+    if (last == state_.run->spec().steps()) {
+      lines_->push_back("the run is finished");
+      return absl::OkStatus();
+    }
+    if (!state_.open.has_value() || state_.open->round() != last + 1) {
+      return Broken(absl::StrCat("the record that opens round ", last + 1, " is not there"));
+    }
+    for (const std::string& member : state_.open->members()) {
+      if (names_.count(member) == 0) {
+        return Broken(absl::StrCat("member '", member, "' is not one of the spec's nodes"));
+      }
+    }
+    lines_->push_back(absl::StrCat("round ", last + 1, " is open, members ",
+                                   absl::StrJoin(state_.open->members(), ", ")));
+    return absl::OkStatus();
+  }
+
+  const RocksFolder* const folder_;
+  std::vector<std::string>* const lines_;
+  StoredState state_;
+  v1::StoredSpan span_;
+  std::set<std::string> names_;
+  std::unique_ptr<Grid> grid_;
+};
+
+// A database that is being written cannot be read as a whole.
+absl::Status CheckNobodyUsesIt(const RocksStoreOptions& options) {
+  rocksdb::Env* env = options.env != nullptr ? options.env : rocksdb::Env::Default();
+  const std::string path = options.dir + "/LOCK";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return absl::OkStatus();
+  rocksdb::FileLock* lock = nullptr;
+  const rocksdb::Status status = env->LockFile(path, &lock);
+  if (status.ok()) {
+    env->UnlockFile(lock).PermitUncheckedError();
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("state folder ", options.dir, " is in use (", status.ToString(),
+                   "); end the coordinator first, or check a copy"));
+}
+
+}  // namespace
+
+absl::StatusOr<StoreReport> CheckRocksStore(const RocksStoreOptions& options) {
+  ISTHMUS_RETURN_IF_ERROR(CheckNobodyUsesIt(options));
+  StoreReport report;
+  const auto folder = RocksFolder::Open(options, RocksFolder::Mode::kReadOnly);
+  if (absl::IsDataLoss(folder.status())) {
+    report.status = folder.status();
+    return report;
+  }
+  ISTHMUS_RETURN_IF_ERROR(folder.status());
+  report.status = Checker(folder->get(), &report.lines).Check();
+  return report;
+}
+
+}  // namespace isthmus

@@ -1,0 +1,138 @@
+// What a coordinator starts from: an empty store, or a run that is gone on with.
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "server/coordinator.h"
+#include "server/spec_difference.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+constexpr uint32_t kStoreFormat = 1;
+
+absl::Status Damaged(const std::string& what) {
+  return absl::DataLossError(absl::StrCat(
+      "the store does not fit together: ", what,
+      ". Look at it with coordinator --check_store, and start with a copy of the folder"));
+}
+
+absl::Status CheckSameRun(const v1::StoredRun& kept, const v1::RunSpec& spec) {
+  if (kept.format() != kStoreFormat) {
+    return absl::FailedPreconditionError(absl::StrCat("the store has format ", kept.format(),
+                                                      ", this version writes ", kStoreFormat,
+                                                      ": start the coordinator that made it"));
+  }
+  const std::string difference = SpecDifference(kept.spec(), spec);
+  if (difference.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the store holds run '", kept.spec().run(), "' with another spec: ", difference,
+      ". Start with the spec that the run was made with, or a new run on an empty --state_dir"));
+}
+
+}  // namespace
+
+absl::Status Coordinator::Resume() {
+  const StoredState state = store_->State();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state.last_round == 0 && state.nodes.empty()) {
+    // Nothing was built on what may be there.
+    StoreBatch batch;
+    batch.run = StoredRunOf(nullptr, "");
+    return store_->Write(batch);
+  }
+  if (!state.run.has_value()) return Damaged("it has rounds or nodes, but not what the run is");
+  ISTHMUS_RETURN_IF_ERROR(CheckSameRun(*state.run, spec_));
+  return ResumeLocked(state);
+}
+
+absl::Status Coordinator::ResumeLocked(const StoredState& state) {
+  const v1::StoredRun& run = *state.run;
+  if (!run.has_manifest()) return Damaged("a node was admitted, but no model is kept");
+  ISTHMUS_ASSIGN_OR_RETURN(model_,
+                           MakeModel(run.manifest(), run.fingerprint(), run.start_state_sha256()));
+  heldout_sha256_ = run.heldout_sha256();
+  RunResumed resumed;
+  resumed.committed_round = state.last_round;
+  for (const v1::StoredNode& kept : state.nodes) {
+    const auto node = nodes_.find(kept.node());
+    if (node == nodes_.end()) {
+      return Damaged(absl::StrCat("node '", kept.node(), "' is not one of the spec's"));
+    }
+    node->second.incarnation = kept.incarnation();
+    node->second.attempt = kept.attempt();
+    node->second.secret_sha256 = kept.secret_sha256();
+    node->second.trail.left = kept.left();
+    last_incarnation_ = std::max(last_incarnation_, kept.incarnation());
+    if (!kept.left()) resumed.nodes.push_back({kept.node(), kept.incarnation()});
+  }
+  const bool finished = state.last_round == spec_.steps();
+  if (state.last_round != 0 && !finished &&
+      (!state.open.has_value() || state.open->round() != state.last_round + 1)) {
+    return Damaged(absl::StrCat("round ", state.last_round,
+                                " is committed, but the record that "
+                                "opens the round after it is not there"));
+  }
+  if (state.open.has_value()) {
+    for (const std::string& member : state.open->members()) {
+      if (nodes_.count(member) == 0) {
+        return Damaged(absl::StrCat("member '", member, "' is not one of the spec's nodes"));
+      }
+      resumed.members.push_back(member);
+    }
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(last_update_sha256_, store_->RecordSha256(state.last_round));
+  LogInfo("run resumed", {{"run", spec_.run()},
+                          {"committed_round", absl::StrCat(state.last_round)},
+                          {"first_kept_round", absl::StrCat(store_->first_round())},
+                          {"members", absl::StrJoin(resumed.members, ",")}});
+  StepLocked(resumed);
+  return absl::OkStatus();
+}
+
+v1::StoredRun Coordinator::StoredRunOf(const ModelPtr& model,
+                                       const std::string& heldout_sha256) const {
+  v1::StoredRun run;
+  run.set_format(kStoreFormat);
+  *run.mutable_spec() = spec_;
+  run.set_spec_revision(kSpecRevision);
+  run.set_heldout_sha256(heldout_sha256);
+  if (model == nullptr) return run;
+  *run.mutable_manifest() = model->manifest;
+  run.set_fingerprint(model->fingerprint);
+  run.set_start_state_sha256(model->start_state_sha256);
+  return run;
+}
+
+// From here on nothing of the run moves: whoever calls is told why.
+void Coordinator::HaltLocked(absl::Status why) {
+  if (!halted_.ok()) return;
+  LogError("the run is stopped", {{"run", spec_.run()}, {"why", std::string(why.message())}});
+  halted_ = std::move(why);
+  for (auto& [name, node] : nodes_) CloseWatchLocked(&node, halted_);
+}
+
+// The answer to a call that could not be stored. Without the mutex.
+absl::Status Coordinator::CannotStore(const absl::Status& why) {
+  if (absl::IsResourceExhausted(why)) {
+    LogError("cannot store an admission; make room", {{"error", why.ToString()}});
+    return WithRetryAfterMs(WithReason(why, "STORE_FULL"), kRetryAfterMs);
+  }
+  LogError("the disk failed, the coordinator ends; start it again when the disk is sound",
+           {{"error", why.ToString()}});
+  if (on_disk_failure_ == nullptr) std::_Exit(kExitDisk);
+  on_disk_failure_(why);
+  const DeliverAfter deliver(this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  HaltLocked(why);
+  return halted_;
+}
+
+}  // namespace isthmus

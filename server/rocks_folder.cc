@@ -1,0 +1,268 @@
+#include "server/rocks_folder.h"
+
+#include <rocksdb/env.h>
+#include <rocksdb/options.h>
+#include <rocksdb/table.h>
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+
+namespace isthmus {
+namespace {
+
+// Smaller values stay in the table files beside their keys.
+constexpr uint64_t kBlobBytesMin = 4096;
+constexpr uint64_t kBlobFileBytes = uint64_t{64} << 20;
+constexpr size_t kBlockCacheBytes = size_t{8} << 20;
+constexpr int kOpenFilesMax = 256;
+constexpr size_t kLogFilesKept = 2;
+constexpr size_t kLogFileBytes = size_t{1} << 20;
+// Where a piece says which chunks it has (spec/piece.h): the first, and how many.
+constexpr size_t kFirstChunkAt = 8;
+constexpr size_t kChunkCountAt = 12;
+
+void AppendBigEndian(uint64_t value, int bytes, std::string* key) {
+  for (int i = bytes - 1; i >= 0; --i) key->push_back(static_cast<char>(value >> (8 * i)));
+}
+
+uint64_t LittleEndian32(const std::string& bytes, size_t at) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
+  }
+  return value;
+}
+
+rocksdb::DBOptions DbOptions(const RocksStoreOptions& options) {
+  rocksdb::DBOptions db;
+  if (options.env != nullptr) db.env = options.env;
+  db.create_if_missing = true;
+  db.create_missing_column_families = true;
+  // A crash tears the last write, which nobody was answered; anything else is damage.
+  db.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  db.track_and_verify_wals_in_manifest = true;
+  // The families are one state, so they go to files together.
+  db.atomic_flush = true;
+  // What failed is not tried again on the same file.
+  db.max_bgerror_resume_count = 0;
+  db.max_total_wal_size = 2 * options.write_buffer_bytes;
+  db.max_open_files = kOpenFilesMax;
+  db.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  db.keep_log_file_num = kLogFilesKept;
+  db.max_log_file_size = kLogFileBytes;
+  return db;
+}
+
+rocksdb::ColumnFamilyOptions FamilyOptions(const RocksStoreOptions& options, bool blobs) {
+  rocksdb::ColumnFamilyOptions family;
+  family.write_buffer_size = options.write_buffer_bytes;
+  family.compression = rocksdb::kNoCompression;  // payloads are packed bits already
+  // Old rounds go when the tables that name them are merged: soon, so that little lies about.
+  family.level0_file_num_compaction_trigger = 2;
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
+  family.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  if (!blobs) return family;
+  family.enable_blob_files = true;
+  family.min_blob_size = kBlobBytesMin;
+  family.blob_file_size = kBlobFileBytes;
+  // Rounds go in the order in which they came, so a blob file is dropped whole when its last round
+  // goes, and nothing in it is ever moved.
+  family.enable_blob_garbage_collection = false;
+  return family;
+}
+
+// RocksDB would make a new database where it finds no file CURRENT, over what is left of the old.
+absl::Status CheckFolder(const RocksStoreOptions& options, RocksFolder::Mode mode) {
+  const std::filesystem::path dir = options.dir;
+  std::error_code error;
+  const bool reads = mode == RocksFolder::Mode::kReadOnly;
+  if (!reads) std::filesystem::create_directories(dir, error);
+  if (error || !std::filesystem::is_directory(dir, error)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("state folder ", options.dir, ": ", error ? error.message() : "is no folder",
+                     "; name a folder on a local disk that may be written"));
+  }
+  if (std::filesystem::exists(dir / "CURRENT", error)) return absl::OkStatus();
+  if (reads) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("folder ", options.dir, " holds no state of a coordinator (no file CURRENT)"));
+  }
+  std::filesystem::directory_iterator files(dir, error);
+  if (error) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("state folder ", options.dir, " cannot be read: ", error.message()));
+  }
+  for (const auto& file : files) {
+    const std::string extension = file.path().extension();
+    if (extension != ".log" && extension != ".sst" && extension != ".blob") continue;
+    return absl::DataLossError(absl::StrCat(
+        "state folder ", options.dir, " has ", file.path().filename().string(),
+        " but no file CURRENT: it is damaged. Put a copy of the folder in its place, or start "
+        "on an empty one, and the trainers of all nodes anew"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string RoundKey(uint64_t round, uint32_t part) {
+  std::string key;
+  AppendBigEndian(round, 8, &key);
+  AppendBigEndian(part, 4, &key);
+  return key;
+}
+
+std::string SettledKey(uint64_t round) {
+  std::string key;
+  AppendBigEndian(round, 8, &key);
+  return key;
+}
+
+absl::StatusOr<std::unique_ptr<RocksFolder>> RocksFolder::Open(const RocksStoreOptions& options,
+                                                               Mode mode) {
+  ISTHMUS_RETURN_IF_ERROR(CheckFolder(options, mode));
+  std::unique_ptr<RocksFolder> folder(new RocksFolder(options.dir));
+  const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
+      {rocksdb::kDefaultColumnFamilyName, FamilyOptions(options, false)},
+      {"rounds", FamilyOptions(options, true)},
+      {"settled", FamilyOptions(options, false)}};
+  rocksdb::DB* db = nullptr;
+  rocksdb::Status status;
+  if (mode == Mode::kReadOnly) {
+    status = rocksdb::DB::OpenForReadOnly(DbOptions(options), options.dir, families,
+                                          &folder->families_, &db);
+  } else {
+    status = rocksdb::DB::Open(DbOptions(options), options.dir, families, &folder->families_, &db);
+  }
+  folder->db_.reset(db);
+  if (!status.ok()) return folder->Explain(status);
+  return folder;
+}
+
+RocksFolder::~RocksFolder() {
+  if (db_ == nullptr) return;
+  for (rocksdb::ColumnFamilyHandle* family : families_) {
+    db_->DestroyColumnFamilyHandle(family).PermitUncheckedError();
+  }
+}
+
+absl::Status RocksFolder::Explain(const rocksdb::Status& status) const {
+  if (status.ok()) return absl::OkStatus();
+  const std::string what = absl::StrCat("state folder ", dir_, ": ", status.ToString());
+  if (status.IsNoSpace()) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, "; make room on its disk"));
+  }
+  if (status.IsNotFound()) return absl::NotFoundError(what);
+  if (status.IsIOError() && absl::StrContains(status.ToString(), "lock")) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, ". Another coordinator uses it; end that one, or name another folder"));
+  }
+  if (status.IsCorruption()) {
+    return absl::DataLossError(absl::StrCat(
+        what,
+        ". The folder is damaged before its end. Put a copy of it in its place (coordinator "
+        "--check_store says whether one is sound), or start on an empty one, and the trainers "
+        "of all nodes anew"));
+  }
+  return absl::InternalError(absl::StrCat(what, ". Look at the disk and its permissions"));
+}
+
+absl::Status RocksFolder::Read(rocksdb::ColumnFamilyHandle* family, const std::string& key,
+                               google::protobuf::MessageLite* message) const {
+  rocksdb::PinnableSlice value;
+  ISTHMUS_RETURN_IF_ERROR(Explain(db_->Get(rocksdb::ReadOptions(), family, key, &value)));
+  if (message->ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat("state folder ", dir_, ": a ", message->GetTypeName(),
+                                          " in it cannot be parsed; put a copy of the folder in "
+                                          "its place"));
+}
+
+absl::StatusOr<StoredUpdatePtr> RocksFolder::ReadUpdate(uint64_t round) const {
+  auto update = std::make_shared<StoredUpdate>();
+  const std::unique_ptr<rocksdb::Iterator> iterator(
+      db_->NewIterator(rocksdb::ReadOptions(), rounds()));
+  iterator->Seek(RoundKey(round, 0));
+  const auto damaged = [&](absl::string_view what) {
+    return absl::DataLossError(absl::StrCat("state folder ", dir_, ": round ", round, ": ", what,
+                                            "; put a copy of the folder in its place"));
+  };
+  if (iterator->Valid() && iterator->key() == RoundKey(round, 0)) {
+    const rocksdb::Slice value = iterator->value();
+    if (!update->record.ParseFromArray(value.data(), static_cast<int>(value.size())) ||
+        update->record.round() != round) {
+      return damaged("its record cannot be parsed, or is another round's");
+    }
+    iterator->Next();
+  } else {
+    ISTHMUS_RETURN_IF_ERROR(Explain(iterator->status()));
+    return absl::NotFoundError(absl::StrCat("round ", round, " is not in ", dir_));
+  }
+  uint64_t bytes = 0;
+  for (uint32_t piece = 0; piece < update->record.pieces(); ++piece, iterator->Next()) {
+    if (!iterator->Valid() || iterator->key() != RoundKey(round, piece + 1)) {
+      ISTHMUS_RETURN_IF_ERROR(Explain(iterator->status()));
+      return damaged(absl::StrCat("piece ", piece, " is not there"));
+    }
+    std::string data = iterator->value().ToString();
+    if (data.size() < kChunkCountAt + 4) return damaged(absl::StrCat("piece ", piece, " is short"));
+    bytes += data.size();
+    const uint64_t first = LittleEndian32(data, kFirstChunkAt);
+    update->ranges.emplace_back(first, first + LittleEndian32(data, kChunkCountAt));
+    auto event = std::make_shared<v1::WatchUpdatesResponse>();
+    event->mutable_piece()->set_round(round);
+    event->mutable_piece()->set_data(std::move(data));
+    update->pieces.push_back(std::move(event));
+  }
+  if (bytes != update->record.payload_bytes()) {
+    return damaged(absl::StrCat("its pieces have ", bytes, " bytes, its record says ",
+                                update->record.payload_bytes()));
+  }
+  return update;
+}
+
+absl::StatusOr<v1::StoredSpan> RocksFolder::ReadSpan() const {
+  v1::StoredSpan span;
+  const absl::Status status = Read(main(), kSpanKey, &span);
+  if (!absl::IsNotFound(status)) {
+    ISTHMUS_RETURN_IF_ERROR(status);
+    return span;
+  }
+  span.set_first_round(1);
+  span.set_first_settled(1);
+  return span;
+}
+
+absl::StatusOr<StoredState> RocksFolder::ReadState() const {
+  StoredState state;
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::StoredSpan span, ReadSpan());
+  state.last_round = span.last_round();
+  v1::StoredRun run;
+  absl::Status status = Read(main(), kRunKey, &run);
+  if (status.ok()) state.run = run;
+  if (!status.ok() && !absl::IsNotFound(status)) return status;
+  v1::StoredOpening open;
+  status = Read(main(), kOpenKey, &open);
+  if (status.ok()) state.open = open;
+  if (!status.ok() && !absl::IsNotFound(status)) return status;
+  const std::unique_ptr<rocksdb::Iterator> iterator(
+      db_->NewIterator(rocksdb::ReadOptions(), main()));
+  for (iterator->Seek(kNodePrefix); iterator->Valid(); iterator->Next()) {
+    if (!iterator->key().starts_with(kNodePrefix)) break;
+    v1::StoredNode node;
+    ISTHMUS_RETURN_IF_ERROR(Read(main(), iterator->key().ToString(), &node));
+    state.nodes.push_back(std::move(node));
+  }
+  ISTHMUS_RETURN_IF_ERROR(Explain(iterator->status()));
+  return state;
+}
+
+}  // namespace isthmus

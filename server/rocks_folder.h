@@ -1,0 +1,58 @@
+// The database below rocks_store.h: opening it, its keys, and what its errors mean.
+#pragma once
+
+#include <rocksdb/db.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "google/protobuf/message_lite.h"
+#include "server/rocks_store.h"
+
+namespace isthmus {
+
+inline constexpr char kRunKey[] = "run";
+inline constexpr char kSpanKey[] = "kept";
+inline constexpr char kOpenKey[] = "open";
+inline constexpr char kNodePrefix[] = "node/";
+
+std::string RoundKey(uint64_t round, uint32_t part);
+std::string SettledKey(uint64_t round);
+
+// An open database with its families. Thread-safe as RocksDB is.
+class RocksFolder {
+ public:
+  enum class Mode { kWrite, kReadOnly };
+  static absl::StatusOr<std::unique_ptr<RocksFolder>> Open(const RocksStoreOptions& options,
+                                                           Mode mode);
+  ~RocksFolder();
+
+  rocksdb::DB* db() const { return db_.get(); }
+  rocksdb::ColumnFamilyHandle* main() const { return families_[0]; }
+  rocksdb::ColumnFamilyHandle* rounds() const { return families_[1]; }
+  rocksdb::ColumnFamilyHandle* settled() const { return families_[2]; }
+
+  // NOT_FOUND: there is none. DATA_LOSS: it is damaged.
+  absl::Status Read(rocksdb::ColumnFamilyHandle* family, const std::string& key,
+                    google::protobuf::MessageLite* message) const;
+  absl::StatusOr<StoredUpdatePtr> ReadUpdate(uint64_t round) const;
+  absl::StatusOr<StoredState> ReadState() const;
+  // The first update is round 1 where nothing was ever committed.
+  absl::StatusOr<v1::StoredSpan> ReadSpan() const;
+
+  // An error of the database as one of ours.
+  absl::Status Explain(const rocksdb::Status& status) const;
+
+ private:
+  explicit RocksFolder(std::string dir) : dir_(std::move(dir)) {}
+
+  const std::string dir_;
+  std::unique_ptr<rocksdb::DB> db_;
+  std::vector<rocksdb::ColumnFamilyHandle*> families_;
+};
+
+}  // namespace isthmus

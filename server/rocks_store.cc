@@ -1,0 +1,311 @@
+#include "server/rocks_store.h"
+
+#include <rocksdb/db.h>
+#include <rocksdb/write_batch.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "server/rocks_folder.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+// The newest updates stay in memory too, for nodes that watch and are hardly behind.
+constexpr uint64_t kRecentBytesMax = kKeptUpdateBytesMax / 8;
+
+class RocksStore final : public Store {
+ public:
+  explicit RocksStore(const RocksStoreOptions& options) : options_(options) {}
+
+  absl::Status Load() {
+    ISTHMUS_ASSIGN_OR_RETURN(folder_, RocksFolder::Open(options_, RocksFolder::Mode::kWrite));
+    ISTHMUS_ASSIGN_OR_RETURN(StoredState state, folder_->ReadState());
+    ISTHMUS_ASSIGN_OR_RETURN(const v1::StoredSpan span, folder_->ReadSpan());
+    v1::StoredSettlement last;
+    if (span.last_round() != 0) {
+      ISTHMUS_RETURN_IF_ERROR(
+          folder_->Read(folder_->settled(), SettledKey(span.last_round()), &last));
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    state_ = std::move(state);
+    span_ = span;
+    last_sha256_ = last.sha256();
+    recent_.clear();
+    recent_bytes_ = 0;
+    return absl::OkStatus();
+  }
+
+  absl::Status Write(const StoreBatch& batch) override;
+
+  StoredState State() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state_;
+  }
+
+  bool durable() const override { return true; }
+
+  absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round,
+                                                         uint64_t bytes_max) const override;
+
+  uint64_t last_round() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return span_.last_round();
+  }
+
+  uint64_t first_round() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return span_.first_round();
+  }
+
+  absl::StatusOr<std::string> RecordSha256(uint64_t round) const override;
+
+ private:
+  bool WroteBefore(const StoreBatch& batch) const;
+  absl::Status AppendCommit(const StoreBatch& batch, rocksdb::WriteBatch* writes,
+                            v1::StoredSpan* span) const;
+  absl::Status DropOld(const StoreBatch& batch, rocksdb::WriteBatch* writes,
+                       v1::StoredSpan* span) const;
+  void Remember(const StoreBatch& batch, const v1::StoredSpan& span);
+  StoredUpdatePtr Recent(uint64_t round) const;
+
+  const RocksStoreOptions options_;
+  std::mutex write_mutex_;  // one write at a time; taken first
+  bool full_ = false;       // the last write found no room: the database is opened again
+  absl::Status failed_;     // the disk failed: nothing is ever written again
+  // Shared by readers, alone where the database is opened again.
+  mutable std::shared_mutex folder_mutex_;
+  std::unique_ptr<RocksFolder> folder_;
+  mutable std::mutex mutex_;  // of what follows; taken last
+  StoredState state_;
+  v1::StoredSpan span_;
+  std::string last_sha256_;             // of the record of the last round
+  std::deque<StoredUpdatePtr> recent_;  // the newest without gaps
+  uint64_t recent_bytes_ = 0;
+};
+
+uint64_t Cost(const v1::UpdateRecord& record) { return record.payload_bytes() + kStoredRoundBytes; }
+
+rocksdb::Slice SliceOf(const std::string& bytes) { return {bytes.data(), bytes.size()}; }
+
+absl::Status RocksStore::Write(const StoreBatch& batch) {
+  std::lock_guard<std::mutex> write_lock(write_mutex_);
+  if (!failed_.ok()) return failed_;
+  if (full_) {
+    // A database that has met a full disk takes no more writes. Opened again, its log is read and
+    // what was torn is cut off.
+    std::unique_lock<std::shared_mutex> folder_lock(folder_mutex_);
+    folder_ = nullptr;
+    const absl::Status opened = Load();
+    if (!opened.ok()) {
+      if (!absl::IsResourceExhausted(opened)) failed_ = opened;
+      return opened;
+    }
+    full_ = false;
+    LogInfo("the state folder is open again", {{"dir", options_.dir}});
+  }
+  if (WroteBefore(batch)) return absl::OkStatus();
+
+  rocksdb::WriteBatch writes;
+  v1::StoredSpan span;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    span = span_;
+  }
+  if (batch.run.has_value()) {
+    writes.Put(folder_->main(), kRunKey, batch.run->SerializeAsString());
+  }
+  if (batch.node.has_value()) {
+    writes.Put(folder_->main(), absl::StrCat(kNodePrefix, batch.node->node()),
+               batch.node->SerializeAsString());
+  }
+  if (batch.update != nullptr) ISTHMUS_RETURN_IF_ERROR(AppendCommit(batch, &writes, &span));
+  rocksdb::WriteOptions synced;
+  synced.sync = true;
+  const absl::Status written = folder_->Explain(folder_->db()->Write(synced, &writes));
+  if (absl::IsResourceExhausted(written)) {
+    full_ = true;
+    return written;
+  }
+  if (!written.ok()) {
+    failed_ = written;
+    return written;
+  }
+  Remember(batch, span);
+  return absl::OkStatus();
+}
+
+// A write that met a full disk may have come through in spite of its answer.
+bool RocksStore::WroteBefore(const StoreBatch& batch) const {
+  if (batch.update == nullptr) return false;
+  const v1::UpdateRecord& record = batch.update->record;
+  if (last_round() != record.round()) return false;
+  const absl::StatusOr<std::string> sha256 = RecordSha256(record.round());
+  return sha256.ok() && *sha256 == record.sha256();
+}
+
+absl::Status RocksStore::AppendCommit(const StoreBatch& batch, rocksdb::WriteBatch* writes,
+                                      v1::StoredSpan* span) const {
+  const StoredUpdate& update = *batch.update;
+  const uint64_t round = update.record.round();
+  ISTHMUS_CHECK(round == span->last_round() + 1);
+  writes->Put(folder_->rounds(), RoundKey(round, 0), update.record.SerializeAsString());
+  for (size_t piece = 0; piece < update.pieces.size(); ++piece) {
+    writes->Put(folder_->rounds(), RoundKey(round, static_cast<uint32_t>(piece) + 1),
+                SliceOf(update.pieces[piece]->piece().data()));
+  }
+  v1::StoredSettlement settlement;
+  settlement.set_sha256(update.record.sha256());
+  *settlement.mutable_included() = update.record.included();
+  writes->Put(folder_->settled(), SettledKey(round), settlement.SerializeAsString());
+  if (batch.open.has_value()) {
+    writes->Put(folder_->main(), kOpenKey, batch.open->SerializeAsString());
+  } else {
+    writes->Delete(folder_->main(), kOpenKey);
+  }
+  span->set_last_round(round);
+  span->set_payload_bytes(span->payload_bytes() + update.record.payload_bytes());
+  ISTHMUS_RETURN_IF_ERROR(DropOld(batch, writes, span));
+  writes->Put(folder_->main(), kSpanKey, span->SerializeAsString());
+  return absl::OkStatus();
+}
+
+absl::Status RocksStore::DropOld(const StoreBatch& batch, rocksdb::WriteBatch* writes,
+                                 v1::StoredSpan* span) const {
+  const uint64_t first = span->first_round();
+  const uint64_t rounds = span->last_round() + 1 - first;
+  std::map<uint64_t, v1::UpdateRecord> records;
+  absl::Status read;
+  const auto bytes_of = [&](uint64_t round) {
+    const absl::Status status =
+        folder_->Read(folder_->rounds(), RoundKey(round, 0), &records[round]);
+    if (!status.ok()) read = status;
+    return Cost(records[round]);
+  };
+  const uint64_t keep =
+      FirstRoundToKeep(options_.limits, batch.keep_after, first, span->last_round(),
+                       span->payload_bytes() + rounds * kStoredRoundBytes, bytes_of);
+  ISTHMUS_RETURN_IF_ERROR(read);
+  uint64_t dropped_bytes = 0;
+  for (uint64_t round = first; round < keep; ++round) {
+    const v1::UpdateRecord& record = records[round];
+    dropped_bytes += record.payload_bytes();
+    for (uint32_t part = 0; part <= record.pieces(); ++part) {
+      writes->Delete(folder_->rounds(), RoundKey(round, part));
+    }
+  }
+  span->set_payload_bytes(span->payload_bytes() - dropped_bytes);
+  span->set_first_round(keep);
+  // A settlement stays at least as long as its update.
+  for (uint64_t dropped = 0; dropped < kRoundsDroppedAtOnce; ++dropped) {
+    const uint64_t oldest = span->first_settled();
+    const uint64_t settled = span->last_round() + 1 - oldest;
+    if (settled <= options_.limits.settled_rounds_max || oldest >= span->first_round()) break;
+    writes->Delete(folder_->settled(), SettledKey(oldest));
+    span->set_first_settled(oldest + 1);
+  }
+  return absl::OkStatus();
+}
+
+void RocksStore::Remember(const StoreBatch& batch, const v1::StoredSpan& span) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (batch.run.has_value()) state_.run = batch.run;
+  if (batch.node.has_value()) {
+    auto at = state_.nodes.begin();
+    while (at != state_.nodes.end() && at->node() < batch.node->node()) ++at;
+    if (at == state_.nodes.end() || at->node() != batch.node->node()) {
+      at = state_.nodes.insert(at, *batch.node);
+    }
+    *at = *batch.node;
+  }
+  if (batch.update == nullptr) return;
+  span_ = span;
+  state_.open = batch.open;
+  state_.last_round = span.last_round();
+  last_sha256_ = batch.update->record.sha256();
+  recent_.push_back(batch.update);
+  recent_bytes_ += batch.update->bytes() + kStoredRoundBytes;
+  while (recent_.size() > 1 && (recent_bytes_ > kRecentBytesMax ||
+                                recent_.front()->record.round() < span.first_round())) {
+    recent_bytes_ -= recent_.front()->bytes() + kStoredRoundBytes;
+    recent_.pop_front();
+  }
+}
+
+// Null: it must be read from the disk.
+StoredUpdatePtr RocksStore::Recent(uint64_t round) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (recent_.empty() || round < recent_.front()->record.round()) return nullptr;
+  const uint64_t place = round - recent_.front()->record.round();
+  return place < recent_.size() ? recent_[place] : nullptr;
+}
+
+absl::StatusOr<std::vector<StoredUpdatePtr>> RocksStore::ReadAfter(uint64_t last_round,
+                                                                   uint64_t bytes_max) const {
+  std::vector<StoredUpdatePtr> read;
+  uint64_t bytes = 0;
+  for (uint64_t round = last_round + 1;; ++round) {
+    const uint64_t last = this->last_round(), first = first_round();
+    if (read.empty() && (last_round > last || round < first)) {
+      return UpdateNotKept(round, first, last, options_.limits);
+    }
+    if (round > last || (!read.empty() && bytes >= bytes_max)) return read;
+    StoredUpdatePtr update = Recent(round);
+    if (update == nullptr) {
+      std::shared_lock<std::shared_mutex> lock(folder_mutex_);
+      if (folder_ == nullptr) return absl::UnavailableError("the state folder is being opened");
+      absl::StatusOr<StoredUpdatePtr> stored = folder_->ReadUpdate(round);
+      // It may have been dropped since first_round() was asked.
+      if (absl::IsNotFound(stored.status()) && first_round() > round) {
+        return UpdateNotKept(round, first_round(), last, options_.limits);
+      }
+      if (absl::IsNotFound(stored.status())) {
+        return absl::DataLossError(absl::StrCat(stored.status().message(),
+                                                ", and should be; put a copy of the folder in its "
+                                                "place"));
+      }
+      ISTHMUS_ASSIGN_OR_RETURN(update, std::move(stored));
+    }
+    bytes += update->bytes();
+    read.push_back(std::move(update));
+  }
+}
+
+absl::StatusOr<std::string> RocksStore::RecordSha256(uint64_t round) const {
+  if (round == 0) return std::string();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (round == span_.last_round()) return last_sha256_;
+  }
+  v1::StoredSettlement settlement;
+  absl::Status status = absl::NotFoundError("");
+  {
+    std::shared_lock<std::shared_mutex> lock(folder_mutex_);
+    if (folder_ != nullptr) {
+      status = folder_->Read(folder_->settled(), SettledKey(round), &settlement);
+    }
+  }
+  if (absl::IsNotFound(status)) {
+    return UpdateNotKept(round, first_round(), last_round(), options_.limits);
+  }
+  ISTHMUS_RETURN_IF_ERROR(status);
+  return settlement.sha256();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> OpenRocksStore(const RocksStoreOptions& options) {
+  auto store = std::make_unique<RocksStore>(options);
+  ISTHMUS_RETURN_IF_ERROR(store->Load());
+  return store;
+}
+
+}  // namespace isthmus

@@ -1,0 +1,97 @@
+// Updates for tests of stores: made of their round alone, so that what was read is compared with
+// what must have been written. Their hashes chain as real ones do.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/sha256.h"
+#include "server/store.h"
+#include "spec/grid.h"
+#include "spec/piece.h"
+#include "spec/update_record.h"
+#include "tests/server/payloads.h"
+
+namespace isthmus {
+
+inline std::string TestSha256(uint64_t round) {
+  return round == 0 ? "" : Sha256Of("record " + std::to_string(round));
+}
+
+// Of `bytes` in pieces of at most 4,000; no piece is so short that it has no chunk range.
+inline std::shared_ptr<StoredUpdate> TestUpdate(uint64_t round, uint64_t bytes) {
+  auto update = std::make_shared<StoredUpdate>();
+  v1::UpdateRecord& record = update->record;
+  record.set_run("test");
+  record.set_round(round);
+  record.set_base_round(round - 1);
+  record.set_step(round);
+  record.set_previous_sha256(TestSha256(round - 1));
+  record.set_sha256(TestSha256(round));
+  v1::IncludedContribution* included = record.add_included();
+  included->set_node("a");
+  included->set_digest(Sha256Of("contribution " + std::to_string(round)));
+  std::mt19937 random(static_cast<uint32_t>(round));
+  for (uint64_t made = 0; made < bytes;) {
+    std::string data(std::min<uint64_t>(bytes - made, 4000), '\0');
+    for (char& byte : data) byte = static_cast<char>(random());
+    made += data.size();
+    const size_t chunk = update->pieces.size();
+    // As in spec/piece.h: the first chunk, and how many.
+    if (data.size() >= 16) {
+      data.replace(8, 8, std::string{static_cast<char>(chunk), 0, 0, 0, 1, 0, 0, 0});
+    }
+    auto event = std::make_shared<v1::WatchUpdatesResponse>();
+    event->mutable_piece()->set_round(round);
+    event->mutable_piece()->set_data(std::move(data));
+    update->pieces.push_back(std::move(event));
+    update->ranges.emplace_back(chunk, chunk + 1);
+  }
+  record.set_pieces(static_cast<uint32_t>(update->pieces.size()));
+  record.set_payload_bytes(bytes);
+  return update;
+}
+
+inline StoreBatch TestCommit(uint64_t round, uint64_t bytes) {
+  StoreBatch batch;
+  batch.update = TestUpdate(round, bytes);
+  batch.open.emplace();
+  batch.open->set_round(round + 1);
+  batch.open->add_members("a");
+  batch.open->add_members("b");
+  return batch;
+}
+
+// Commits so many rounds after the store's last one.
+inline void CommitTestRounds(Store* store, uint64_t rounds, uint64_t bytes) {
+  for (uint64_t i = 0; i < rounds; ++i) {
+    const absl::Status status = store->Write(TestCommit(store->last_round() + 1, bytes));
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+inline std::vector<uint64_t> RoundsAfter(const Store& store, uint64_t round,
+                                         uint64_t bytes_max = uint64_t{1} << 30) {
+  std::vector<uint64_t> rounds;
+  const auto updates = store.ReadAfter(round, bytes_max);
+  EXPECT_TRUE(updates.ok()) << updates.status();
+  if (!updates.ok()) return rounds;
+  for (const StoredUpdatePtr& update : *updates) rounds.push_back(update->record.round());
+  return rounds;
+}
+
+inline void ExpectSameUpdate(const StoredUpdate& a, const StoredUpdate& b) {
+  EXPECT_EQ(a.record.SerializeAsString(), b.record.SerializeAsString());
+  EXPECT_EQ(a.ranges, b.ranges);
+  ASSERT_EQ(a.pieces.size(), b.pieces.size());
+  for (size_t i = 0; i < a.pieces.size(); ++i) {
+    EXPECT_EQ(a.pieces[i]->SerializeAsString(), b.pieces[i]->SerializeAsString());
+  }
+}
+
+}  // namespace isthmus
