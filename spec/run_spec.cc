@@ -105,6 +105,36 @@ void FillDefaults(v1::RunSpec* spec) {
   FillTiming(spec);
 }
 
+absl::Status WithoutEffect(absl::string_view field, absl::string_view where) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " has no effect with ", where, "; leave it out"));
+}
+
+// Who writes a value expects something of it: one that nothing reads is a mistake, and a run of
+// days is no place to find it.
+absl::Status CheckAllCounts(const v1::RunSpec& given, const v1::RunSpec& complete) {
+  const v1::CodecSpec& codec = given.codec();
+  const std::string kind = absl::StrCat("codec.kind ", v1::CodecKind_Name(complete.codec().kind()));
+  if (complete.codec().kind() != v1::CODEC_KIND_DEMO) {
+    if (codec.has_matrix_density()) return WithoutEffect("codec.matrix_density", kind);
+    if (codec.has_vector_density()) return WithoutEffect("codec.vector_density", kind);
+    if (codec.top_k() != 0) return WithoutEffect("codec.top_k", kind);
+    if (codec.has_beta()) return WithoutEffect("codec.beta", kind);
+    if (codec.has_alpha()) return WithoutEffect("codec.alpha", kind);
+  }
+  const v1::OptimizerSpec& optimizer = given.optimizer();
+  if (complete.optimizer().base() == v1::BASE_OPTIMIZER_SGD) {
+    const absl::string_view base = "optimizer.base BASE_OPTIMIZER_SGD";
+    if (optimizer.has_beta1()) return WithoutEffect("optimizer.beta1", base);
+    if (optimizer.has_beta2()) return WithoutEffect("optimizer.beta2", base);
+    if (optimizer.has_eps()) return WithoutEffect("optimizer.eps", base);
+  }
+  if (optimizer.decay_groups_size() > 0 && optimizer.weight_decay() == 0) {
+    return WithoutEffect("optimizer.decay_groups", "optimizer.weight_decay 0");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
@@ -120,7 +150,9 @@ absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("the run spec does not parse, ", error.In(text)));
   }
+  const v1::RunSpec given = spec;
   ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckAllCounts(given, spec));
   return spec;
 }
 

@@ -76,12 +76,14 @@ SessionCounters SessionImpl::counters() const {
 
 void SessionImpl::Leave(const std::string& reason) {
   std::shared_ptr<Client> client;
+  v1::HeartbeatRequest last;
   v1::LeaveRunRequest request;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     leaving_ = true;  // the server will end the watch, and nothing shall join again
     changed_.notify_all();
     if (admitted_) client = client_;
+    last = MakeHeartbeat();
     request.set_run(joined_.spec().run());
     request.set_node(joined_.node());
     request.set_role(options_.join.role());
@@ -90,6 +92,8 @@ void SessionImpl::Leave(const std::string& reason) {
     request.set_reason(OneLine(reason, kReasonBytesMax));
   }
   if (client != nullptr) {
+    // Operators shall see that the node had the last update too. Leaving itself says no round.
+    if (options_.join.role() == v1::ROLE_NODE) (void)client->Heartbeat(last);
     const auto left = client->LeaveRun(request);
     if (!left.ok()) LogWarning("could not leave", {{"why", std::string(left.status().message())}});
   }

@@ -75,6 +75,7 @@ class SessionImpl final : public Session {
 
   // Beat thread.
   void BeatLoop();
+  v1::HeartbeatRequest MakeHeartbeat() const;  // under the mutex
   void Beat(Lock* lock);
 
   const SessionOptions options_;

@@ -126,14 +126,19 @@ void SessionImpl::BeatLoop() {
   }
 }
 
-void SessionImpl::Beat(Lock* lock) {
+v1::HeartbeatRequest SessionImpl::MakeHeartbeat() const {
   v1::HeartbeatRequest request;
   request.set_run(joined_.spec().run());
   request.set_node(joined_.node());
   request.set_incarnation(joined_.incarnation());
   request.set_acknowledged_round(acknowledged_.round);
-  told_round_ = acknowledged_.round;
   request.set_waiting_for(waiting_for_);
+  return request;
+}
+
+void SessionImpl::Beat(Lock* lock) {
+  const v1::HeartbeatRequest request = MakeHeartbeat();
+  told_round_ = acknowledged_.round;
   const std::shared_ptr<Client> client = client_;
   lock->unlock();
   const auto answer = client->Heartbeat(request);

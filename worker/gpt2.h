@@ -21,9 +21,9 @@ namespace isthmus {
 absl::StatusOr<Model> MakeGpt2(const v1::ModelSpec& spec);
 
 // Start values of elements [first_element, ...) of a tensor: weights normal with standard deviation
-// 0.02 (c_proj: 0.02 / sqrt(2 layers)), biases 0, layer norms 1. A function of (seed, name,
-// element) alone, with exact arithmetic up to one rounding: equal on all machines and for all
-// shards.
+// s = sqrt(2 / (5 width)) (c_proj: s / sqrt(2 layers)), biases 0, layer norms 1. A function of
+// (seed, name, element) alone, with exact arithmetic up to one rounding: equal on all machines and
+// for all shards.
 void InitializeGpt2(const v1::ModelSpec& spec, uint64_t seed, absl::string_view tensor,
                     uint64_t first_element, absl::Span<float> values);
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "google/protobuf/text_format.h"
 
@@ -170,10 +171,12 @@ TEST(RunSpecTest, PresetsFillInWhatIsLeftOut) {
   EXPECT_EQ(spec->optimizer().beta1(), 0.9f);
   EXPECT_EQ(spec->optimizer().beta2(), 0.95f);
   EXPECT_EQ(spec->optimizer().eps(), 1e-8f);
-  spec = Parse("preset: 'none' allow_drift: true optimizer { base: BASE_OPTIMIZER_SGD beta2: 0 }");
+  spec = Parse("preset: 'none' allow_drift: true optimizer { base: BASE_OPTIMIZER_SGD }");
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->codec().kind(), v1::CODEC_KIND_NONE);
   EXPECT_EQ(spec->optimizer().base(), v1::BASE_OPTIMIZER_SGD);
+  spec = Parse("preset: 'none' allow_drift: true optimizer { beta2: 0 }");
+  ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->optimizer().beta2(), 0.0f);
   spec = Parse("preset: 'demo' optimizer { base: BASE_OPTIMIZER_ADAMW }");
   ASSERT_TRUE(spec.ok()) << spec.status();
@@ -191,6 +194,27 @@ TEST(RunSpecTest, DriftIsSaidAloud) {
 TEST(RunSpecTest, DeterministicModeWaitsForAll) {
   ExpectRefused("deterministic: true quorum: 1", "quorum is 1; with deterministic: true");
   ExpectRefused("deterministic: true timing { deadline_ms: 9 }", "timing.deadline_ms is 9; with");
+}
+
+TEST(RunSpecTest, WhatHasNoEffectIsRefused) {
+  const auto refusal = [](const std::string& codec, const std::string& optimizer) {
+    const auto spec = ParseRunSpec(absl::StrCat("run: 'r' steps: 9 nodes { name: 'a' } ", codec,
+                                                " optimizer { lr: 0.1 ", optimizer, " }"));
+    return spec.ok() ? "taken" : std::string(spec.status().message());
+  };
+  EXPECT_EQ(refusal("codec { beta: 0.5 }", ""), "taken");
+  for (const char* field : {"matrix_density", "vector_density", "beta", "alpha"}) {
+    EXPECT_EQ(refusal(absl::StrCat("preset: 'full' codec { ", field, ": 0.5 }"), ""),
+              absl::StrCat("codec.", field,
+                           " has no effect with codec.kind CODEC_KIND_DENSE; leave it out"));
+  }
+  for (const char* field : {"beta1", "beta2", "eps"}) {
+    EXPECT_EQ(refusal("", absl::StrCat(field, ": 0.5")),
+              absl::StrCat("optimizer.", field,
+                           " has no effect with optimizer.base BASE_OPTIMIZER_SGD; leave it out"));
+  }
+  EXPECT_THAT(refusal("", "decay_groups { tensors: '*.bias' }"),
+              HasSubstr("optimizer.decay_groups has no effect with optimizer.weight_decay 0"));
 }
 
 TEST(RunSpecTest, BaseOptimizerAndFormatRefusals) {
@@ -213,7 +237,7 @@ TEST(RunSpecTest, BaseOptimizerAndFormatRefusals) {
 
 TEST(RunSpecTest, TheFirstDecayGroupThatMatchesCounts) {
   const absl::StatusOr<v1::RunSpec> spec = Parse(
-      "optimizer { decay_groups { tensors: '*.bias' } "
+      "optimizer { weight_decay: 0.1 decay_groups { tensors: '*.bias' } "
       "decay_groups { tensors: 'h.*' scale: 0.5 } }");
   ASSERT_TRUE(spec.ok()) << spec.status();
   const auto scales = DecayScales(spec->optimizer(), {"wte", "h.0.bias", "h.0.weight"});

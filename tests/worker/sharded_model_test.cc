@@ -78,7 +78,7 @@ void ExpectNear(const Result& a, const Result& b, double tolerance) {
 TEST(ShardedModel, LossAndGradientsDoNotDependOnRanks) {
   const v1::RunSpec spec = SmallSpec();
   const Result one = Gpt2Gradients(spec, 1, true);
-  EXPECT_NEAR(one.loss, std::log(256.0), 0.1);
+  EXPECT_NEAR(one.loss, std::log(256.0) + 0.2, 0.2);  // logits start with a variance of 0.4
   EXPECT_EQ(one.gradients.size(), 2 + 2 * 12 + 2u);
   ExpectNear(one, Gpt2Gradients(spec, 2, true), 1e-5);
   ExpectNear(one, Gpt2Gradients(spec, 3, true), 1e-5);
@@ -230,8 +230,9 @@ TEST(Gpt2, StartValuesDoNotDependOnTheShard) {
 
   double squares = 0, sum = 0;
   for (float value : whole) squares += value * value, sum += value;
-  EXPECT_NEAR(std::sqrt(squares / 1000), 0.02, 0.002);
-  EXPECT_NEAR(sum / 1000, 0, 0.003);
+  const double deviation = std::sqrt(2.0 / (5.0 * spec.width()));
+  EXPECT_NEAR(std::sqrt(squares / 1000), deviation, 0.1 * deviation);
+  EXPECT_NEAR(sum / 1000, 0, 0.15 * deviation);
   // The first value as a constant: another machine must find the same.
   std::vector<float> other(1);
   InitializeGpt2(spec, 8, "transformer.wte.weight", 0, absl::MakeSpan(other));

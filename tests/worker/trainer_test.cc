@@ -111,7 +111,8 @@ TEST(Trainer, LossFallsAndNodesHoldTheSameState) {
     EXPECT_EQ(summary.sample.size(), options.sample_prompt.size() + 20);
   }
   const TrainSummary& summary = trained.summaries[0];
-  EXPECT_NEAR(summary.start_loss, std::log(256.0), 0.1);
+  // Logits start with a variance of 0.4, which costs half of that over the uniform guess.
+  EXPECT_NEAR(summary.start_loss, std::log(256.0) + 0.2, 0.15);
   EXPECT_LT(summary.val_loss, summary.start_loss - 1);
   EXPECT_EQ(summary.rounds, 40u);
   for (const TrainSummary& each : trained.summaries) {  // two ranks of a, three of b
