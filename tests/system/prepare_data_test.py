@@ -207,7 +207,7 @@ class PrepareData(unittest.TestCase):
             [sys.executable, prepare_data.__file__, f"--out={self.out}", str(source)]
         )
         while tool.poll() is None and not list(self.out.glob("*.part")):
-            time.sleep(0.001)
+            time.sleep(0.001)  # tidy-allow: between two looks at the condition
         tool.terminate()
         self.assertEqual(tool.wait(), 143)
         self.assertEqual(list(self.out.glob("*")), [])

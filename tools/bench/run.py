@@ -53,6 +53,20 @@ BENCHMARKS = {
         timeout_min=60,
         about="held-out loss of demo beside AdamW on the full gradient, same tokens, three seeds",
     ),
+    "durability": Benchmark(
+        script="durability.py",
+        targets=["//bench:rounds"],
+        environment=None,
+        timeout_min=15,
+        about="what a round costs more with its store on disk, beside the disk's own fsync",
+    ),
+    "recovery": Benchmark(
+        script="recovery.py",
+        targets=["//bench:rounds", "//:coordinator", "//:agent", "//:trainer"],
+        environment=None,
+        timeout_min=20,
+        about="how long a run stands still after a kill of coordinator, agent or node",
+    ),
 }
 
 FULL_FACTOR = 3
