@@ -5,19 +5,11 @@
 namespace isthmus {
 namespace {
 
-// Whether `held` shows all of `submission`, computed under the same attempt.
+// Whether `held` shows that nothing of `submission` lacks, computed under the same attempt. All of
+// its pieces are not enough: where the end did not come, nothing counts yet.
 bool Covers(const v1::HeldContribution& held, const Submission& submission) {
-  if (held.round() != submission.round || held.attempt() != submission.attempt) return false;
-  if (held.complete()) return true;
-  if (submission.ranges.empty()) return false;  // an abstention shows in `complete` only
-  for (const v1::ChunkRange& wanted : submission.ranges) {
-    bool inside = false;
-    for (const v1::ChunkRange& range : held.ranges()) {
-      inside |= range.begin() <= wanted.begin() && wanted.end() <= range.end();
-    }
-    if (!inside) return false;
-  }
-  return true;
+  return held.round() == submission.round && held.attempt() == submission.attempt &&
+         held.complete();
 }
 
 }  // namespace
@@ -86,9 +78,7 @@ void Outbox::WatchStarted(const v1::WatchStart& start, uint64_t incarnation) {
         entry.unsure = !held;
         break;
       case State::kRefused:
-        if (entry.refused_incarnation != 0 && entry.refused_incarnation != incarnation) {
-          entry.state = State::kToSend;
-        }
+        if (entry.refused_incarnation != incarnation) entry.state = State::kToSend;
         break;
       case State::kToSend:
       case State::kHeld:
@@ -96,6 +86,12 @@ void Outbox::WatchStarted(const v1::WatchStart& start, uint64_t incarnation) {
         break;
     }
   }
+}
+
+void Outbox::Opened(uint64_t round) {
+  const auto found = entries_.find(round);
+  if (found == entries_.end() || found->second.state != State::kRefused) return;
+  found->second.state = State::kToSend;
 }
 
 }  // namespace isthmus

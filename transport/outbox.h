@@ -37,12 +37,16 @@ class Outbox {
   // To be sent again.
   void Again(const Ticket& ticket);
   // The round goes on without it. Returns whom to tell, which is nobody the second time, or when
-  // the round is committed, perhaps with it (its receipt was lost): the update says. A refusal for
-  // the sake of the incarnation (`incarnation` 0: none) is forgotten under another one.
+  // the round is committed, perhaps with it (its receipt was lost): the update says. Under another
+  // incarnation it is sent again: to a server a node that joined anew has not answered yet.
   Refused Refuse(const Ticket& ticket, uint64_t incarnation);
 
   // A new watch began and says what the server holds: what it does not hold is sent again.
   void WatchStarted(const v1::WatchStart& start, uint64_t incarnation);
+
+  // The server says that the round is open for this caller. When it had refused its submission (as
+  // that of no member, say), it now wants it.
+  void Opened(uint64_t round);
 
   uint64_t resends() const { return resends_; }
 

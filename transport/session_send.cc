@@ -82,7 +82,7 @@ int64_t SessionImpl::Conclude(const Outbox::Ticket& ticket, uint64_t incarnation
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kAborted:
-      *refused = outbox_.Refuse(ticket, 0);
+      *refused = outbox_.Refuse(ticket, incarnation);
       return 0;
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kNotFound:

@@ -96,6 +96,8 @@ v1::WatchUpdatesRequest SessionImpl::WatchRequest(const v1::JoinRunResponse& joi
 }
 
 absl::Status SessionImpl::OnEvent(v1::WatchUpdatesResponse* event) {
+  // Also when it was opened before: the reader tells that only once.
+  const uint64_t opened_round = event->opened().round();
   absl::StatusOr<UpdateReader::News> news = reader_.Take(event);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -114,6 +116,10 @@ absl::Status SessionImpl::OnEvent(v1::WatchUpdatesResponse* event) {
       watching_ = true;
       ++counters_.connects;
       outbox_.WatchStarted(*news->start, joined_.incarnation());
+      changed_.notify_all();
+    }
+    if (opened_round != 0) {
+      outbox_.Opened(opened_round);
       changed_.notify_all();
     }
     if (news->update != nullptr) outbox_.Settle(news->update->record.round());

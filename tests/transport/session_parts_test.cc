@@ -77,7 +77,8 @@ TEST(OutboxTest, ANewWatchDecidesWhatIsSentAgain) {
   } cases[] = {
       {v1::WatchStart(), true},
       {Holding(3, 1, 0, 100, true), false},
-      {Holding(3, 1, 5, 20, false), false},  // a rank's part
+      {Holding(3, 1, 5, 20, true), false},  // a rank's part
+      {Holding(3, 1, 5, 20, false), true},  // all of its pieces, but the end was lost
       {Holding(3, 1, 11, 20, false), true},
       {Holding(3, 2, 0, 100, true), true},  // of another attempt
       {Holding(2, 1, 0, 100, true), true},
@@ -110,7 +111,7 @@ TEST(OutboxTest, WhatIsCommittedIsNeitherSentNorRefused) {
   v1::WatchStart start;
   start.set_committed_round(4);
   outbox.WatchStarted(start, 1);
-  EXPECT_EQ(outbox.Refuse(*under_way, 0), nullptr);
+  EXPECT_EQ(outbox.Refuse(*under_way, 1), nullptr);
   outbox.Put(Contribution(4, 2), refused);
   EXPECT_FALSE(outbox.Next().has_value());
   EXPECT_FALSE(told);
@@ -127,8 +128,22 @@ TEST(OutboxTest, ARefusalIsToldOnceAndForgottenUnderANewIncarnation) {
   outbox.WatchStarted(v1::WatchStart(), 8);
   const auto again = outbox.Next();
   ASSERT_TRUE(again.has_value());
-  EXPECT_EQ(outbox.Refuse(*again, 0), nullptr);
-  outbox.WatchStarted(v1::WatchStart(), 9);
+  EXPECT_EQ(outbox.Refuse(*again, 8), nullptr);
+  outbox.WatchStarted(v1::WatchStart(), 8);
+  EXPECT_FALSE(outbox.Next().has_value());
+}
+
+// A node that was no member is taken in when the quorum cannot be reached without it.
+TEST(OutboxTest, ARoundThatOpensAgainWantsWhatItHadRefused) {
+  Outbox outbox;
+  outbox.Put(Contribution(3), nullptr);
+  outbox.Refuse(*outbox.Next(), 7);
+  outbox.Opened(2);
+  EXPECT_FALSE(outbox.Next().has_value());
+  outbox.Opened(3);
+  const auto again = outbox.Next();
+  ASSERT_TRUE(again.has_value());
+  outbox.Opened(3);  // it is under way
   EXPECT_FALSE(outbox.Next().has_value());
 }
 

@@ -1,0 +1,205 @@
+#include "tests/sim/node.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/sha256.h"
+#include "spec/manifest.h"
+
+namespace isthmus::sim {
+
+Node::Node(Scene* scene, size_t number, CoordinatorProcess* coordinator)
+    : scene_(scene),
+      number_(number),
+      name_(scene->plan.spec.nodes(static_cast<int>(number)).name()),
+      link_(scene, coordinator),
+      agent_(&scene->world, absl::StrCat(name_, " agent")),
+      machine_(&scene->world, absl::StrCat(name_, " trainer")),
+      checkpoint_(Trainer::StartState(*scene)) {
+  folder_.secret = absl::StrCat("secret of ", name_, ", long enough");
+  const Sums zero = ZeroSums(*scene->grid);
+  past_ = {zero, zero, zero, zero};
+}
+
+Node::~Node() = default;
+
+void Node::StartTrainer() {
+  ISTHMUS_CHECK(trainer_ == nullptr);
+  machine_.Begin();
+  const bool replay = scene_->plan.replays();
+  Trace(absl::StrCat("trainer starts from round ", checkpoint_.round));
+  trainer_ =
+      std::make_unique<Trainer>(scene_, number_, name_, machine_.life(), checkpoint_, replay);
+  computing_ = 0;
+  done_ = false;
+}
+
+void Node::StartAgent() {
+  ISTHMUS_CHECK(!agent_.up() && trainer_ != nullptr);
+  agent_.Begin();
+  Trace("agent starts");
+  Connect();
+}
+
+void Node::Connect() {
+  v1::JoinRunRequest join;
+  join.set_run(scene_->plan.spec.run());
+  join.set_node(name_);
+  join.set_role(v1::ROLE_NODE);
+  *join.mutable_manifest() = scene_->plan.manifest;
+  join.set_fingerprint(Fingerprint(join.manifest()));
+  // Replicas start from one state.
+  join.set_state_sha256(Sha256Of(absl::StrCat("start state of seed ", scene_->plan.seed)));
+  join.set_last_round(trainer_->round());
+  join.set_last_update_sha256(trainer_->sha256());
+  join.set_secret(folder_.secret);
+  join.set_attempt(trainer_->attempt());
+  SimSession::Options options;
+  options.scene = scene_;
+  options.process = &agent_;
+  options.link = &link_;
+  options.join = join;
+  options.listener = this;
+  options.receipt = [this](const v1::SubmitResponse& receipt) {
+    if (receipt.digest().empty()) return;
+    Event event;
+    event.kind = EventKind::kReceipt;
+    event.node = name_;
+    event.round = receipt.round();
+    event.digest = receipt.digest();
+    scene_->Record(event);
+    if (trainer_ != nullptr) trainer_->TakeReceipt(receipt.round());
+  };
+  opened_ = 0;
+  session_ = std::make_unique<SimSession>(std::move(options));
+}
+
+void Node::OnJoined(const v1::JoinRunResponse& joined) {
+  Trace(absl::StrCat("joined, incarnation ", joined.incarnation(), " attempt ", joined.attempt()));
+  trainer_->set_attempt(joined.attempt());
+}
+
+void Node::OnOpened(const v1::RoundOpened& opened) {
+  opened_ = opened.round();
+  if (opened_ != trainer_->round() + 1) return;
+  if (trainer_->pending() != nullptr) return Send();
+  if (computing_ == opened_) return;
+  computing_ = opened_;
+  machine_.After(scene_->world.random().Between(1, scene_->plan.compute_max_ms),
+                 [this, round = opened_] { Compute(round); });
+}
+
+void Node::Compute(uint64_t round) {
+  if (computing_ != round || trainer_->round() + 1 != round) return;
+  computing_ = 0;
+  const std::shared_ptr<const Submission> made = trainer_->Compute();
+  Trace(made->abstain_reason.empty() ? absl::StrCat("computed round ", round)
+                                     : absl::StrCat("abstains from round ", round));
+  Send();
+}
+
+// What the trainer holds goes out, for the first time or to a new session.
+void Node::Send() {
+  const std::shared_ptr<const Submission> pending = trainer_->pending();
+  if (session_ == nullptr || pending == nullptr || pending->round != opened_) return;
+  if (!pending->digest.empty()) {
+    folder_.round = pending->round;
+    folder_.attempt = pending->attempt;
+    folder_.digest = pending->digest;
+  }
+  session_->Submit(pending, [this, round = pending->round](const absl::Status& status) {
+    Trace(absl::StrCat("round ", round, " was refused: ", status.message()));
+  });
+}
+
+bool Node::OwnIncluded(const v1::UpdateRecord& record) const {
+  if (folder_.round != record.round() || folder_.attempt != trainer_->attempt()) return false;
+  for (const v1::IncludedContribution& included : record.included()) {
+    if (included.node() == name_) return included.digest() == folder_.digest;
+  }
+  return false;
+}
+
+void Node::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
+  const uint64_t round = update->record.round();
+  const std::shared_ptr<const Submission> sent = trainer_->pending();
+  trainer_->Take(*update, OwnIncluded(update->record));
+  computing_ = 0;
+  session_->Acknowledge(round, update->record.sha256());
+  const uint64_t every = scene_->plan.checkpoint_every;
+  if (every != 0 && round % every == 0) checkpoint_ = trainer_->Save();
+  // The bug: what is not settled by its own number is sent under the next one.
+  if (scene_->plan.bug == Bug::kCountTwice && sent != nullptr && !sent->digest.empty() &&
+      scene_->world.random().Chance(100)) {
+    auto again = std::make_shared<Submission>(*sent);
+    again->round = round + 1;
+    again->base_round = round;
+    session_->Submit(again, nullptr);
+  }
+}
+
+void Node::OnFinished(uint64_t last_round) {
+  if (trainer_->round() != last_round) scene_->Fail(absl::StrCat(name_, " finishes early"));
+  Trace("has all of the run");
+  done_ = true;
+}
+
+void Node::OnEnded(const absl::Status& status) {
+  scene_->Fail(absl::StrCat("the session of ", name_, " has ended: ", status.ToString()));
+}
+
+void Node::CrashAgent() {
+  if (!agent_.up()) return;
+  Trace("agent is killed");
+  agent_.End();
+  session_.reset();
+}
+
+void Node::CrashTrainer() {
+  if (trainer_ == nullptr) return;
+  CrashAgent();
+  Trace(absl::StrCat("trainer is killed at round ", trainer_->round()));
+  machine_.End();
+  trainer_->Die();
+  Bury();
+  trainer_.reset();
+}
+
+void Node::Bury() {
+  const auto add = [](const Sums& from, Sums* to) {
+    for (size_t t = 0; t < from.size(); ++t) {
+      for (size_t e = 0; e < from[t].size(); ++e) (*to)[t][e] += from[t][e];
+    }
+  };
+  const PlainResidual& plain = trainer_->plain();
+  add(plain.inputs(), &past_.inputs);
+  add(plain.outputs(), &past_.outputs);
+  add(plain.Pending(), &past_.pending);
+  Add(plain.values(), 1.0, &past_.residual);
+  skipped_ += trainer_->skipped();
+}
+
+void Node::Pause(int64_t ms) {
+  Trace(absl::StrCat("stands still for ", ms, " ms"));
+  agent_.Pause(ms);
+  machine_.Pause(ms);
+}
+
+void Node::Leave() {
+  if (!agent_.up() || !session_->connected()) return;
+  Trace("leaves");
+  session_->Leave("told to");
+  agent_.End();
+  session_.reset();
+}
+
+std::string Node::State() const {
+  if (trainer_ == nullptr) return absl::StrCat(name_, " has no trainer");
+  return absl::StrCat(name_, " at round ", trainer_->round(),
+                      trainer_->pending() != nullptr ? ", has sent" : "",
+                      computing_ != 0 ? ", computes" : "", agent_.up() ? "" : ", has no agent",
+                      done_ ? ", done" : "");
+}
+
+}  // namespace isthmus::sim

@@ -1,0 +1,167 @@
+#include "tests/sim/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "spec/run_spec.h"
+#include "tests/sim/world.h"
+
+namespace isthmus::sim {
+namespace {
+
+v1::Manifest SmallManifest() {
+  v1::Manifest manifest;
+  const std::vector<std::pair<std::string, std::vector<uint64_t>>> tensors = {
+      {"wte", {9, 6}}, {"bias", {11}}, {"scale", {}}};
+  for (const auto& [name, shape] : tensors) {
+    v1::TensorSpec* tensor = manifest.add_tensors();
+    tensor->set_name(name);
+    tensor->set_dtype(v1::DTYPE_FLOAT32);
+    for (const uint64_t size : shape) tensor->add_shape(size);
+  }
+  return manifest;
+}
+
+template <typename T>
+T Pick(Random* random, const std::vector<T>& values) {
+  return values[static_cast<size_t>(random->Between(0, static_cast<int64_t>(values.size()) - 1))];
+}
+
+void PickTiming(Random* random, v1::RunSpec* spec) {
+  v1::TimingSpec* timing = spec->mutable_timing();
+  timing->set_lease_ms(static_cast<uint32_t>(random->Between(3000, 15000)));
+  timing->set_heartbeat_ms(timing->lease_ms() / static_cast<uint32_t>(random->Between(4, 8)));
+  if (spec->quorum() == 0) return;
+  timing->set_deadline_ms(static_cast<uint32_t>(random->Between(1500, 20000)));
+  timing->set_grace_ms(static_cast<uint32_t>(random->Between(100, 5000)));
+}
+
+void PickCodec(Random* random, bool accounting, v1::RunSpec* spec) {
+  v1::CodecSpec* codec = spec->mutable_codec();
+  codec->set_chunk_side(4);
+  codec->set_matrix_density(Pick<double>(random, {0.1, 0.3, 0.7, 1.0}));
+  codec->set_vector_density(Pick<double>(random, {0.25, 0.5, 1.0}));
+  const float below_one = std::nextafter(1.0f, 0.0f);
+  codec->set_beta(accounting ? below_one
+                             : Pick<float>(random, {0.0f, 0.5f, 0.9f, 0.999f, below_one}));
+  codec->set_alpha(Pick<float>(random, {1.0f, 1.0f, 0.5f}));
+  codec->set_sign(!accounting && random->Chance(500));
+}
+
+v1::RunSpec PickSpec(Random* random, bool accounting) {
+  v1::RunSpec spec;
+  spec.set_run("sim");
+  spec.set_seed(1);
+  const int64_t nodes = Pick<int64_t>(random, {1, 2, 2, 3, 3, 3, 4, 5});
+  // Names whose order is not that of the spec.
+  for (int64_t i = 0; i < nodes; ++i) spec.add_nodes()->set_name(absl::StrCat("n", (i * 3) % 7));
+  if (nodes > 1 && random->Chance(600)) {
+    spec.set_quorum(static_cast<uint32_t>(random->Between(1, nodes - 1)));
+  }
+  spec.set_steps(static_cast<uint64_t>(random->Between(3, 14)));
+  spec.set_deterministic(spec.quorum() == 0 && !accounting && random->Chance(500));
+  spec.mutable_model()->set_layers(1);
+  spec.mutable_model()->set_heads(1);
+  spec.mutable_model()->set_width(8);
+  spec.mutable_model()->set_context(8);
+  spec.mutable_data()->set_sequences_per_node(8);
+  spec.mutable_optimizer()->set_lr(0.05f);
+  spec.mutable_optimizer()->set_warmup_steps(1);
+  PickTiming(random, &spec);
+  PickCodec(random, accounting, &spec);
+  ISTHMUS_CHECK(CompleteRunSpec(&spec).ok());
+  return spec;
+}
+
+void PickFaults(Random* random, Plan* plan) {
+  // A third of the worlds have one trouble only, so that it is seen by itself.
+  const bool one_only = random->Chance(333);
+  const int on = one_only ? 0 : 550;
+  std::vector<bool*> kinds = {
+      &plan->crash_coordinator, &plan->pause_coordinator, &plan->store_faults, &plan->crash_agent,
+      &plan->crash_trainer,     &plan->pause_node,        &plan->partition,    &plan->leave};
+  for (bool* kind : kinds) *kind = random->Chance(on);
+  *Pick<bool*>(random, kinds) = true;
+  plan->crash_coordinator = false;  // until it can start again from its store
+  plan->faults_end_ms = random->Between(5000, 60000);
+  plan->fault_every_ms = random->Between(300, 6000);
+  if (!one_only) {
+    plan->loss_permille = Pick<int>(random, {0, 10, 50, 150, 300});
+    plan->replay_permille = Pick<int>(random, {0, 50, 200, 500});
+    plan->abstain_permille = Pick<int>(random, {0, 0, 50, 200});
+    plan->spoil_permille = Pick<int>(random, {0, 0, 50, 200});
+    plan->all_abstain_permille = Pick<int>(random, {0, 0, 100});
+  }
+}
+
+}  // namespace
+
+Plan MakePlan(uint64_t seed, const PlanOptions& options) {
+  // A generator of its own, so that a plan without faults is of the same run.
+  Random random(seed ^ 0x5eedu);
+  Plan plan;
+  plan.seed = seed;
+  plan.bug = options.bug;
+  plan.manifest = SmallManifest();
+  plan.spec = PickSpec(&random, options.accounting);
+  plan.piece_bytes = static_cast<size_t>(random.Between(40, 200));
+  plan.delay_max_ms = Pick<int>(&random, {2, 20, 200, 1000});
+  plan.compute_max_ms = random.Between(50, 2500);
+  plan.checkpoint_every = static_cast<uint64_t>(random.Between(0, 4));
+  PickFaults(&random, &plan);
+  if (options.faults) return plan;
+  plan.loss_permille = plan.replay_permille = 0;
+  plan.faults_end_ms = 0;
+  return plan;
+}
+
+int64_t Plan::limit_ms() const {
+  const int64_t quiet =
+      60000 + 3 * int64_t{spec.timing().lease_ms()} + 3 * int64_t{spec.timing().deadline_ms()};
+  const int64_t round = compute_max_ms + spec.timing().grace_ms() + 20 * delay_max_ms + 1000;
+  return faults_end_ms + quiet + static_cast<int64_t>(spec.steps()) * round;
+}
+
+Plan::Fate Plan::FateOf(size_t node, uint64_t round) const {
+  Random of_round(seed * 31 + round);
+  if (of_round.Chance(all_abstain_permille)) return Fate::kAbstains;
+  // With a quorum below all, those who have nothing must leave enough others: a node that has
+  // answered is not asked again, and the round would wait for ever, as it says.
+  const size_t nodes = static_cast<size_t>(spec.nodes_size());
+  const size_t may_fail = spec.quorum() == 0 ? nodes : nodes - EffectiveQuorum(spec);
+  const size_t first = static_cast<size_t>(of_round.Between(0, static_cast<int64_t>(nodes) - 1));
+  const size_t place = (node + nodes - first) % nodes;
+  if (place >= may_fail) return Fate::kGood;
+  Random of_node(seed * 37 + round * 1009 + node);
+  if (of_node.Chance(abstain_permille)) return Fate::kAbstains;
+  if (of_node.Chance(spoil_permille)) return Fate::kSpoilt;
+  return Fate::kGood;
+}
+
+std::string Describe(const Plan& plan) {
+  std::string line = absl::StrCat(
+      plan.spec.nodes_size(), " nodes, quorum ", plan.spec.quorum(), ", ", plan.spec.steps(),
+      " steps", plan.replays() ? ", deterministic" : "", ", lease ", plan.spec.timing().lease_ms(),
+      " ms, deadline ", plan.spec.timing().deadline_ms(), " ms, grace ",
+      plan.spec.timing().grace_ms(), " ms, loss ", plan.loss_permille, "/1000, replay ",
+      plan.replay_permille, "/1000, delay to ", plan.delay_max_ms, " ms, faults to ",
+      plan.faults_end_ms, " ms, about every ", plan.fault_every_ms, " ms:");
+  const std::vector<std::pair<const char*, bool>> kinds = {
+      {"coordinator crashes", plan.crash_coordinator},
+      {"coordinator pauses", plan.pause_coordinator},
+      {"store", plan.store_faults},
+      {"agent crashes", plan.crash_agent},
+      {"trainer crashes", plan.crash_trainer},
+      {"node pauses", plan.pause_node},
+      {"partitions", plan.partition},
+      {"leaves", plan.leave}};
+  for (const auto& [name, on] : kinds) {
+    if (on) absl::StrAppend(&line, " ", name, ",");
+  }
+  return line;
+}
+
+}  // namespace isthmus::sim

@@ -1,0 +1,35 @@
+#include "tests/sim/scene.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace isthmus::sim {
+namespace {
+
+std::shared_ptr<const Grid> MakeGrid(const Plan& plan) {
+  absl::StatusOr<Grid> grid = Grid::Make(plan.manifest, plan.spec.codec());
+  ISTHMUS_CHECK(grid.ok());
+  return std::make_shared<const Grid>(*std::move(grid));
+}
+
+}  // namespace
+
+Scene::Scene(Plan made, bool verbose)
+    : world(made.seed, verbose), plan(std::move(made)), grid(MakeGrid(plan)), checker(grid) {}
+
+void Scene::Record(const Event& event) {
+  world.Trace("history", isthmus::Describe(event));
+  checker.Take(event);
+  if (!failure_.empty() || checker.violations().empty()) return;
+  const Violation& first = checker.violations().front();
+  Fail(absl::StrCat(first.invariant, ": ", first.sentence));
+}
+
+void Scene::Fail(const std::string& sentence) {
+  world.Trace("FAILURE", sentence);
+  if (failure_.empty()) failure_ = sentence;
+}
+
+}  // namespace isthmus::sim

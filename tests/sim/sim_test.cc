@@ -1,0 +1,110 @@
+// Seeds of the simulator (R42). `bazel run tests/sim:simulate -- --seeds N --first S` runs any
+// number of others.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "base/log.h"
+#include "tests/sim/plan.h"
+#include "tests/sim/simulation.h"
+
+namespace isthmus::sim {
+namespace {
+
+constexpr uint64_t kSeeds = 1000;
+
+// Set by ISTHMUS_TEST_SEED to try others.
+uint64_t FirstSeed() {
+  const char* given = std::getenv("ISTHMUS_TEST_SEED");
+  return given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
+}
+
+class SimTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { StartLog("sim_test", "off"); }
+};
+
+std::string HowToSeeIt(uint64_t seed) {
+  return "to see it: bazel run tests/sim:simulate -- --seed " + std::to_string(seed);
+}
+
+TEST_F(SimTest, AThousandSeeds) {
+  const uint64_t first = FirstSeed();
+  RecordProperty("first_seed", std::to_string(first));
+  uint64_t included = 0, left_out = 0, dropped = 0;
+  for (uint64_t seed = first; seed < first + kSeeds; ++seed) {
+    const Verdict verdict = Simulate(MakePlan(seed));
+    ASSERT_EQ(verdict.failure, "") << "seed " << seed << "\n" << HowToSeeIt(seed);
+    included += verdict.included;
+    left_out += verdict.left_out;
+    dropped += verdict.dropped;
+  }
+  std::printf("seeds from %llu on: contributions included %llu, left out %llu, dropped %llu\n",
+              static_cast<unsigned long long>(first), static_cast<unsigned long long>(included),
+              static_cast<unsigned long long>(left_out), static_cast<unsigned long long>(dropped));
+  // The worlds are rough enough that every outcome is common.
+  EXPECT_GT(included, 10 * kSeeds);
+  EXPECT_GT(left_out, kSeeds / 2);
+  EXPECT_GT(dropped, kSeeds / 100);
+}
+
+TEST_F(SimTest, ASeedIsOneHistory) {
+  for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 20; ++seed) {
+    const Verdict once = Simulate(MakePlan(seed)), again = Simulate(MakePlan(seed));
+    EXPECT_EQ(once.trace_hash, again.trace_hash) << "seed " << seed;
+    EXPECT_EQ(once.state, again.state) << "seed " << seed;
+  }
+  EXPECT_NE(Simulate(MakePlan(1)).trace_hash, Simulate(MakePlan(2)).trace_hash);
+}
+
+// In deterministic mode a run with crashes ends in the very state of one without.
+TEST_F(SimTest, DeterministicModeEndsWhereAnUndisturbedRunEnds) {
+  PlanOptions undisturbed;
+  undisturbed.faults = false;
+  int compared = 0;
+  for (uint64_t seed = FirstSeed(); compared < 100; ++seed) {
+    const Plan plan = MakePlan(seed);
+    if (!plan.replays()) continue;
+    ++compared;
+    const Verdict rough = Simulate(plan), calm = Simulate(MakePlan(seed, undisturbed));
+    ASSERT_EQ(calm.failure, "") << "seed " << seed << " without faults";
+    EXPECT_EQ(rough.state, calm.state) << "seed " << seed << "\n" << HowToSeeIt(seed);
+  }
+}
+
+// Bugs that were put in on purpose are found, each by the invariant that it breaks.
+struct Planted {
+  Bug bug;
+  const char* name;
+  const char* found_as;
+};
+
+class PlantedBugTest : public testing::TestWithParam<Planted> {};
+
+TEST_P(PlantedBugTest, IsFound) {
+  PlanOptions options;
+  options.bug = GetParam().bug;
+  constexpr uint64_t kTries = 60;
+  uint64_t found = 0;
+  for (uint64_t seed = 1; seed <= kTries; ++seed) {
+    const std::string failure = Simulate(MakePlan(seed, options)).failure;
+    if (failure.find(GetParam().found_as) != std::string::npos) ++found;
+  }
+  std::printf("%s: found by %llu of %llu seeds\n", GetParam().name,
+              static_cast<unsigned long long>(found), static_cast<unsigned long long>(kTries));
+  EXPECT_GE(found, 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Bugs, PlantedBugTest,
+    testing::Values(Planted{Bug::kPublishBeforePersist, "PublishBeforePersist", "I4: "},
+                    Planted{Bug::kCountTwice, "CountTwice", "I1: "},
+                    Planted{Bug::kSettleByReceipt, "SettleByReceipt",
+                            "before its round is durable"},
+                    Planted{Bug::kForgetLeftOut, "ForgetLeftOut", "differs from the plain one"}),
+    [](const testing::TestParamInfo<Planted>& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace isthmus::sim

@@ -1,0 +1,235 @@
+#include "tests/sim/simulation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/sim/coordinator_process.h"
+#include "tests/sim/node.h"
+#include "tests/sim/scene.h"
+
+namespace isthmus::sim {
+namespace {
+
+constexpr int64_t kDownMsMax = 8000;
+constexpr int64_t kDiskFullMsMax = 5000;
+
+class Simulation {
+ public:
+  Simulation(const Plan& plan, bool verbose);
+  Verdict Run();
+
+ private:
+  void ScheduleFault();
+  void Fault();
+  void FaultOfCoordinator(int64_t kind);
+  void FaultOfNode(Node* node);
+  void KillCoordinator();
+  void Heal();
+  bool Finished() const;
+  std::string Where() const;
+  void CheckEnd();
+  double SumError() const;
+  // A time about as long as a lease, sometimes much longer than one.
+  int64_t Long();
+
+  Scene scene_;
+  World& world_;
+  CoordinatorProcess coordinator_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+Simulation::Simulation(const Plan& plan, bool verbose)
+    : scene_(plan, verbose), world_(scene_.world), coordinator_(&scene_) {
+  coordinator_.Start();
+  for (int i = 0; i < plan.spec.nodes_size(); ++i) {
+    nodes_.push_back(std::make_unique<Node>(&scene_, static_cast<size_t>(i), &coordinator_));
+    Node* const node = nodes_.back().get();
+    node->StartTrainer();
+    world_.After(world_.random().Between(0, 2000), [node] {
+      if (node->trainer_up() && !node->agent_up()) node->StartAgent();
+    });
+  }
+  world_.After(plan.faults_end_ms - world_.NowMs() + 1, [this] { Heal(); });
+  ScheduleFault();
+}
+
+int64_t Simulation::Long() {
+  const int64_t lease_ms = scene_.plan.spec.timing().lease_ms();
+  return world_.random().Between(lease_ms / 10, 2 * lease_ms);
+}
+
+void Simulation::ScheduleFault() {
+  if (scene_.healed()) return;
+  world_.After(world_.random().Between(1, 2 * scene_.plan.fault_every_ms), [this] {
+    if (scene_.healed()) return;
+    Fault();
+    ScheduleFault();
+  });
+}
+
+void Simulation::Fault() {
+  const int64_t nodes = static_cast<int64_t>(nodes_.size());
+  const int64_t whom = world_.random().Between(0, nodes);
+  if (whom == nodes) return FaultOfCoordinator(world_.random().Between(0, 3));
+  FaultOfNode(nodes_[static_cast<size_t>(whom)].get());
+}
+
+void Simulation::KillCoordinator() {
+  coordinator_.Crash();
+  world_.After(world_.random().Between(1, kDownMsMax), [this] {
+    if (!coordinator_.up()) coordinator_.Start();
+  });
+}
+
+void Simulation::FaultOfCoordinator(int64_t kind) {
+  const Plan& plan = scene_.plan;
+  Random& random = world_.random();
+  if (!coordinator_.up()) return;
+  if (kind == 0 && plan.crash_coordinator) {
+    KillCoordinator();
+  } else if (kind == 1 && plan.pause_coordinator) {
+    const int64_t ms = Long();
+    world_.Trace("coordinator", absl::StrCat("stands still for ", ms, " ms"));
+    coordinator_.process().Pause(ms);
+  } else if (kind == 2 && plan.store_faults && plan.crash_coordinator) {
+    const bool written = random.Chance(500);
+    world_.Trace("store", written ? "next write is the last, and is kept" : "next write is lost");
+    coordinator_.store().CrashAtNextWrite(written);
+  } else if (kind == 3 && plan.store_faults) {
+    world_.Trace("store", "is full");
+    coordinator_.store().FillFor(random.Between(1, kDiskFullMsMax));
+  }
+}
+
+void Simulation::FaultOfNode(Node* node) {
+  const Plan& plan = scene_.plan;
+  Random& random = world_.random();
+  const auto come_back = [this, node] {
+    world_.After(world_.random().Between(1, kDownMsMax), [node] {
+      if (!node->trainer_up()) node->StartTrainer();
+      if (!node->agent_up()) node->StartAgent();
+    });
+  };
+  switch (random.Between(0, 4)) {
+    case 0:
+      if (!plan.crash_agent || !node->agent_up()) return;
+      node->CrashAgent();
+      return come_back();
+    case 1:
+      if (!plan.crash_trainer || !node->trainer_up()) return;
+      node->CrashTrainer();
+      return come_back();
+    case 2:
+      if (plan.pause_node) node->Pause(Long());
+      return;
+    case 3: {
+      if (!plan.partition) return;
+      const int64_t way = random.Between(0, 2), ms = Long();
+      world_.Trace(node->name(), absl::StrCat(way == 0   ? "is cut off"
+                                              : way == 1 ? "is not heard"
+                                                         : "hears nothing",
+                                              " for ", ms, " ms"));
+      return node->link().Cut(way != 2, way != 1, ms);
+    }
+    default:
+      if (!plan.leave || !node->agent_up()) return;
+      node->Leave();
+      return come_back();
+  }
+}
+
+void Simulation::Heal() {
+  world_.Trace("world", "the faults have ended");
+  // A write that was to be the last one would come after the end of the faults.
+  if (coordinator_.up()) coordinator_.store().Heal();
+  if (!coordinator_.up()) coordinator_.Start();
+  for (const std::unique_ptr<Node>& node : nodes_) {
+    if (!node->trainer_up()) node->StartTrainer();
+    if (!node->agent_up()) node->StartAgent();
+  }
+}
+
+bool Simulation::Finished() const {
+  if (!scene_.healed() || !coordinator_.finished()) return false;
+  return std::all_of(nodes_.begin(), nodes_.end(),
+                     [](const std::unique_ptr<Node>& node) { return node->done(); });
+}
+
+std::string Simulation::Where() const {
+  std::vector<std::string> states;
+  for (const std::unique_ptr<Node>& node : nodes_) states.push_back(node->State());
+  return absl::StrCat(absl::StrJoin(states, "; "), "; ", coordinator_.WaitingFor());
+}
+
+Verdict Simulation::Run() {
+  const int64_t limit_ms = scene_.plan.limit_ms();
+  while (scene_.failure().empty() && !Finished()) {
+    if (world_.NowMs() > limit_ms) {
+      scene_.Fail(absl::StrCat("no end in sight after ", limit_ms, " ms: ", Where()));
+    } else if (!world_.RunOne()) {
+      scene_.Fail(absl::StrCat("nothing happens any more: ", Where()));
+    }
+  }
+  if (scene_.failure().empty()) CheckEnd();
+  Verdict verdict;
+  verdict.failure = scene_.failure();
+  verdict.trace_hash = world_.trace_hash();
+  verdict.simulated_ms = world_.NowMs();
+  verdict.rounds = scene_.checker.last_durable();
+  const HistoryChecker::Ledger ledger = scene_.checker.ledger();
+  verdict.included = ledger.included;
+  verdict.left_out = ledger.left_out;
+  verdict.dropped = ledger.dropped;
+  if (!verdict.failure.empty()) return verdict;
+  verdict.state = nodes_[0]->trainer()->StateHash();
+  verdict.sum_error = SumError();
+  return verdict;
+}
+
+void Simulation::CheckEnd() {
+  scene_.checker.Finish();
+  for (const Violation& violation : scene_.checker.violations()) {
+    scene_.Fail(absl::StrCat(violation.invariant, ": ", violation.sentence));
+  }
+  for (const std::unique_ptr<Node>& node : nodes_) {
+    if (node->trainer()->round() != scene_.plan.spec.steps()) {
+      scene_.Fail(absl::StrCat(node->name(), " is done at round ", node->trainer()->round()));
+    }
+    if (node->trainer()->StateHash() != nodes_[0]->trainer()->StateHash()) {
+      scene_.Fail(absl::StrCat(node->name(), " ends in another state than ", nodes_[0]->name()));
+    }
+  }
+}
+
+// The worst of the nodes, in the 2-norm over all values.
+double Simulation::SumError() const {
+  double worst = 0;
+  for (const std::unique_ptr<Node>& node : nodes_) {
+    const PlainResidual& plain = node->trainer()->plain();
+    const Node::Past& past = node->past();
+    double difference = 0, whole = 0;
+    for (size_t t = 0; t < plain.values().size(); ++t) {
+      for (size_t e = 0; e < plain.values()[t].size(); ++e) {
+        const double in = plain.inputs()[t][e] + past.inputs[t][e];
+        const double out = plain.outputs()[t][e] + past.outputs[t][e] + past.pending[t][e] +
+                           past.residual[t][e] + static_cast<double>(plain.values()[t][e]);
+        difference += (in - out) * (in - out);
+        whole += in * in;
+      }
+    }
+    if (whole > 0) worst = std::max(worst, std::sqrt(difference / whole));
+  }
+  return worst;
+}
+
+}  // namespace
+
+Verdict Simulate(const Plan& plan, bool verbose) { return Simulation(plan, verbose).Run(); }
+
+}  // namespace isthmus::sim

@@ -1,0 +1,26 @@
+// A run of one seed from its start to its end, and the verdict.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tests/sim/plain_residual.h"
+#include "tests/sim/plan.h"
+
+namespace isthmus::sim {
+
+struct Verdict {
+  std::string failure;  // empty: all is well
+  uint64_t trace_hash = 0;
+  int64_t simulated_ms = 0;
+  uint64_t rounds = 0;
+  uint64_t included = 0, left_out = 0, dropped = 0;  // contributions
+  std::string state;                                 // hash of the replicated state at the end
+  // Of the relative error of: inputs = included + residuals + what was dropped; over all values.
+  // Only where beta is 1 as nearly as can be.
+  double sum_error = 0;
+};
+
+Verdict Simulate(const Plan& plan, bool verbose = false);
+
+}  // namespace isthmus::sim

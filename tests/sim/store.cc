@@ -1,0 +1,72 @@
+#include "tests/sim/store.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace isthmus::sim {
+namespace {
+
+// How long the disk that lies takes to do what it said it had done.
+constexpr int64_t kLateMsMax = 400;
+
+PiecesPtr PiecesOf(const StoredUpdate& update) {
+  auto pieces = std::make_shared<std::vector<std::string>>();
+  for (const WatchEvent& event : update.pieces) pieces->push_back(event->piece().data());
+  return pieces;
+}
+
+}  // namespace
+
+absl::Status SimStore::Keep(StoredUpdatePtr update) {
+  const absl::Status written = kept_->Commit(update);
+  if (!written.ok() || update == nullptr) return written;
+  Event event;
+  event.kind = EventKind::kDurable;
+  event.round = update->record.round();
+  event.record = std::make_shared<const v1::UpdateRecord>(update->record);
+  event.pieces = PiecesOf(*update);
+  scene_->Record(event);
+  return absl::OkStatus();
+}
+
+absl::Status SimStore::Commit(StoredUpdatePtr update) {
+  if (crashed_) scene_->Fail("the coordinator writes after a write had failed");
+  if (scene_->world.NowMs() < full_until_ms_) {
+    return absl::ResourceExhaustedError("the disk is full");
+  }
+  if (crash_ != Crash::kNone) {
+    crashed_ = true;
+    const absl::Status status = absl::UnavailableError("the process ends in this write");
+    if (std::exchange(crash_, Crash::kNone) == Crash::kAfterWrite) (void)Keep(update);
+    return status;
+  }
+  if (scene_->plan.bug != Bug::kPublishBeforePersist || update == nullptr) {
+    return Keep(update);
+  }
+  scene_->world.After(scene_->world.random().Between(0, kLateMsMax), [this, update, life = life_] {
+    if (life == life_) (void)Keep(update);
+  });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> SimStore::RecordSha256(uint64_t round) const {
+  return kept_->RecordSha256(round);
+}
+
+void SimStore::CrashAtNextWrite(bool written) {
+  crash_ = written ? Crash::kAfterWrite : Crash::kBeforeWrite;
+}
+
+void SimStore::Heal() {
+  crash_ = Crash::kNone;
+  full_until_ms_ = 0;
+}
+
+void SimStore::Restart() {
+  crash_ = Crash::kNone;
+  crashed_ = false;
+  ++life_;
+}
+
+}  // namespace isthmus::sim

@@ -1,0 +1,51 @@
+// The coordinator's disk: what was written before a crash is there after it, and only that. Records
+// what becomes durable, and when. Fails when it is told to.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/store.h"
+#include "tests/sim/scene.h"
+
+namespace isthmus::sim {
+
+class SimStore final : public Store {
+ public:
+  explicit SimStore(Scene* scene) : scene_(scene), kept_(MakeMemoryStore()) {}
+
+  absl::Status Write(const StoreBatch& batch) override;
+  StoredState State() const override { return kept_->State(); }
+  absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round,
+                                                         uint64_t bytes_max) const override;
+  uint64_t last_round() const override { return kept_->last_round(); }
+  uint64_t first_round() const override { return kept_->first_round(); }
+  absl::StatusOr<std::string> RecordSha256(uint64_t round) const override;
+
+  // The next write is the last thing the process does: `written` says whether it is on the disk
+  // then.
+  void CrashAtNextWrite(bool written);
+  // No write goes through for so long.
+  void FillFor(int64_t ms) { full_until_ms_ = scene_->world.NowMs() + ms; }
+  // From now on all goes well.
+  void Heal();
+  // Whether the process has come to its end in a write.
+  bool crashed() const { return crashed_; }
+  // The process starts again. What was not written yet is gone (only a disk that lies has any).
+  void Restart();
+
+ private:
+  enum class Crash { kNone, kBeforeWrite, kAfterWrite };
+  absl::Status Keep(const StoreBatch& batch);
+
+  Scene* const scene_;
+  const std::unique_ptr<Store> kept_;
+  Crash crash_ = Crash::kNone;
+  bool crashed_ = false;
+  int64_t full_until_ms_ = 0;
+  uint64_t life_ = 0;
+};
+
+}  // namespace isthmus::sim
