@@ -12,6 +12,7 @@ namespace {
 
 // How long merging and writing an update takes.
 constexpr int64_t kCommitMsMax = 60;
+constexpr int64_t kDownMsMax = 8000;
 
 }  // namespace
 
@@ -30,7 +31,13 @@ void CoordinatorProcess::Start() {
   options.fold_threads = 1;
   options.ticks_by_itself = false;
   options.commits_by_itself = false;
+  options.on_disk_failure = [](const absl::Status&) {};  // the store says that it was the end
   absl::StatusOr<std::unique_ptr<Coordinator>> started = Coordinator::Start(std::move(options));
+  if (absl::IsResourceExhausted(started.status())) {
+    return scene_->world.After(kRetryAfterMs, [this] {
+      if (!up()) Start();
+    });
+  }
   if (!started.ok()) {
     return scene_->Fail(
         absl::StrCat("the coordinator does not start: ", started.status().ToString()));
@@ -50,14 +57,27 @@ void CoordinatorProcess::Crash() {
   sinks_.clear();
   pumps_.clear();
   for (const auto& action : std::exchange(at_crash_, {})) action();
+  for (const auto& [number, down] : std::exchange(waiting_, {})) down();
   host_.reset();
+}
+
+void CoordinatorProcess::Kill() {
+  Crash();
+  scene_->world.After(scene_->world.random().Between(1, kDownMsMax), [this] {
+    if (!up()) Start();
+  });
 }
 
 void CoordinatorProcess::Receive(int64_t delay_ms, std::function<void(Coordinator&)> serve,
                                  std::function<void()> down) {
   scene_->world.After(delay_ms, [this, serve = std::move(serve), down = std::move(down)] {
     if (!up()) return down();
-    process_.After(0, [this, serve] { Run(serve); });
+    const uint64_t number = ++last_message_;
+    waiting_[number] = down;
+    process_.After(0, [this, serve, number] {
+      waiting_.erase(number);
+      Run(serve);
+    });
   });
 }
 
@@ -73,7 +93,7 @@ SubmissionSink* CoordinatorProcess::FindSink(uint64_t number) {
 
 void CoordinatorProcess::Run(const std::function<void(Coordinator&)>& action) {
   action(*host_);
-  if (store_->crashed()) return Crash();
+  if (store_->crashed()) return Kill();
   pumps_.erase(std::remove_if(pumps_.begin(), pumps_.end(),
                               [](const std::function<bool()>& pump) { return !pump(); }),
                pumps_.end());

@@ -22,6 +22,8 @@ class CoordinatorProcess {
   void Start();
   // At once, with everything that is not in the store.
   void Crash();
+  // The same, and it is started again a while later.
+  void Kill();
   bool up() const { return process_.up(); }
   // In the course of dying: what it still says is heard by nobody.
   bool dying() const { return store_->crashed(); }
@@ -31,7 +33,8 @@ class CoordinatorProcess {
   // For people: why it waits.
   std::string WaitingFor() const { return up() ? host_->WaitingFor() : "the coordinator is down"; }
 
-  // A message arrives after the delay; `down` runs when nobody is there to take it.
+  // A message arrives after the delay; `down` runs when nobody is there to take it, or
+  // the process ends before it does.
   void Receive(int64_t delay_ms, std::function<void(Coordinator&)> serve,
                std::function<void()> down);
 
@@ -57,6 +60,8 @@ class CoordinatorProcess {
   std::unique_ptr<Coordinator> host_;
   std::map<uint64_t, std::unique_ptr<SubmissionSink>> sinks_;
   uint64_t last_sink_ = 0;
+  std::map<uint64_t, std::function<void()>> waiting_;  // messages that have come, by number
+  uint64_t last_message_ = 0;
   std::vector<std::function<bool()>> pumps_;
   std::vector<std::function<void()>> at_crash_;
   bool commit_due_ = false;

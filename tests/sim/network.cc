@@ -111,7 +111,7 @@ void Link::SendStep(const std::shared_ptr<SubmitCall>& call, size_t step) {
             if (!taken.ok()) receipt = taken;
           }
         }
-        if (coordinator_->dying()) return;
+        if (coordinator_->dying()) return lost();
         if (!last && receipt.ok()) return SendStep(call, step + 1);
         coordinator_->DropSink(call->sink);
         if (!PassesDown()) return lost();

@@ -87,8 +87,8 @@ void Link::Call(Process* caller, std::function<absl::StatusOr<Response>(Coordina
       Delay(),
       [=](Coordinator& host) {
         absl::StatusOr<Response> response = serve(host);
-        if (coordinator_->dying()) return;  // nobody is answered any more
-        if (!PassesDown()) return lost();
+        // A dying process answers nobody.
+        if (coordinator_->dying() || !PassesDown()) return lost();
         caller->After(Delay(), [answer, response] { answer(response); });
       },
       lost);

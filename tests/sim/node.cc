@@ -73,6 +73,7 @@ void Node::Connect() {
   };
   opened_ = 0;
   session_ = std::make_unique<SimSession>(std::move(options));
+  session_->SetCheckpoint(checkpoint_.round);
 }
 
 void Node::OnJoined(const v1::JoinRunResponse& joined) {
@@ -128,7 +129,10 @@ void Node::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
   computing_ = 0;
   session_->Acknowledge(round, update->record.sha256());
   const uint64_t every = scene_->plan.checkpoint_every;
-  if (every != 0 && round % every == 0) checkpoint_ = trainer_->Save();
+  if (every != 0 && round % every == 0) {
+    checkpoint_ = trainer_->Save();
+    session_->SetCheckpoint(round);
+  }
   // The bug: what is not settled by its own number is sent under the next one.
   if (scene_->plan.bug == Bug::kCountTwice && sent != nullptr && !sent->digest.empty() &&
       scene_->world.random().Chance(100)) {

@@ -85,7 +85,6 @@ void PickFaults(Random* random, Plan* plan) {
       &plan->crash_trainer,     &plan->pause_node,        &plan->partition,    &plan->leave};
   for (bool* kind : kinds) *kind = random->Chance(on);
   *Pick<bool*>(random, kinds) = true;
-  plan->crash_coordinator = false;  // until it can start again from its store
   plan->faults_end_ms = random->Between(5000, 60000);
   plan->fault_every_ms = random->Between(300, 6000);
   if (!one_only) {
@@ -115,6 +114,40 @@ Plan MakePlan(uint64_t seed, const PlanOptions& options) {
   if (options.faults) return plan;
   plan.loss_permille = plan.replay_permille = 0;
   plan.faults_end_ms = 0;
+  return plan;
+}
+
+Plan MakeToyPlan(uint64_t seed, bool faults) {
+  Plan plan;
+  plan.seed = seed;
+  plan.manifest = SmallManifest();
+  plan.piece_bytes = 100;
+  v1::RunSpec& spec = plan.spec;
+  spec.set_run("toy");
+  for (const char* name : {"fra", "iad", "sin"}) spec.add_nodes()->set_name(name);
+  spec.set_quorum(2);
+  spec.set_steps(150);
+  spec.mutable_model()->set_layers(1);
+  spec.mutable_model()->set_heads(1);
+  spec.mutable_model()->set_width(8);
+  spec.mutable_model()->set_context(8);
+  spec.mutable_data()->set_sequences_per_node(8);
+  spec.mutable_optimizer()->set_lr(0.05f);
+  spec.mutable_optimizer()->set_warmup_steps(5);
+  spec.mutable_codec()->set_chunk_side(4);
+  spec.mutable_codec()->set_matrix_density(0.25);
+  spec.mutable_codec()->set_beta(0.9f);
+  spec.mutable_timing()->set_lease_ms(3000);
+  spec.mutable_timing()->set_heartbeat_ms(700);
+  spec.mutable_timing()->set_deadline_ms(4000);
+  spec.mutable_timing()->set_grace_ms(300);
+  ISTHMUS_CHECK(CompleteRunSpec(&spec).ok());
+  plan.delay_max_ms = 20;
+  plan.compute_max_ms = 200;
+  if (!faults) return plan;
+  plan.faults_end_ms = 60000;
+  plan.fault_every_ms = 1000;
+  plan.crash_agent = plan.pause_coordinator = plan.partition = true;
   return plan;
 }
 

@@ -68,6 +68,10 @@ struct PlanOptions {
 };
 Plan MakePlan(uint64_t seed, const PlanOptions& options = {});
 
+// A run of three nodes that is long enough to learn something: kills of agents, pauses of the
+// coordinator and partitions (R8, R11, R16), or nothing at all.
+Plan MakeToyPlan(uint64_t seed, bool faults);
+
 // One line for people.
 std::string Describe(const Plan& plan);
 

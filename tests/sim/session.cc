@@ -270,6 +270,7 @@ void SimSession::Beat() {
   request.set_role(v1::ROLE_NODE);
   request.set_incarnation(state_->joined.incarnation());
   request.set_acknowledged_round(state_->acknowledged.round);
+  request.set_checkpoint_round(state_->checkpoint_round);
   state_->told_round = state_->acknowledged.round;
   options_.link->Call<v1::HeartbeatResponse>(
       options_.process, [request](Coordinator& host) { return host.Heartbeat(request); },

@@ -36,6 +36,8 @@ class SimSession {
 
   void Submit(std::shared_ptr<const Submission> submission, Outbox::Refused refused);
   void Acknowledge(uint64_t round, const std::string& sha256);
+  // The newest checkpoint, for heartbeats.
+  void SetCheckpoint(uint64_t round) { state_->checkpoint_round = round; }
   void Leave(const std::string& reason);
   bool connected() const { return state_->watching; }
 
@@ -52,6 +54,7 @@ class SimSession {
     uint64_t attempt = 0;
     RoundHash acknowledged;
     uint64_t told_round = 0;
+    uint64_t checkpoint_round = 0;
     std::shared_ptr<Link::WatchCall> watch;
     uint64_t connection = 0;  // number of the present try
     std::optional<int64_t> other_owner_since_ms;

@@ -2,7 +2,9 @@
 // number of others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -72,6 +74,26 @@ TEST_F(SimTest, DeterministicModeEndsWhereAnUndisturbedRunEnds) {
     ASSERT_EQ(calm.failure, "") << "seed " << seed << " without faults";
     EXPECT_EQ(rough.state, calm.state) << "seed " << seed << "\n" << HowToSeeIt(seed);
   }
+}
+
+// R44: what faults do to the numbers. The band is what seeds differ by without any.
+TEST_F(SimTest, ARunWithFaultsLearnsAsMuch) {
+  constexpr int kRuns = 20;
+  double calm = 0, rough = 0, worst_calm = 0, worst_rough = 0;
+  for (uint64_t seed = 1; seed <= kRuns; ++seed) {
+    const Verdict without = Simulate(MakeToyPlan(seed, /*faults=*/false));
+    const Verdict with = Simulate(MakeToyPlan(seed, /*faults=*/true));
+    ASSERT_EQ(without.failure, "") << "toy run " << seed;
+    ASSERT_EQ(with.failure, "") << "toy run " << seed << " with faults";
+    calm += without.loss / kRuns;
+    rough += with.loss / kRuns;
+    worst_calm = std::max(worst_calm, without.loss);
+    worst_rough = std::max(worst_rough, with.loss);
+  }
+  std::printf("loss without faults %.5f (at most %.5f), with faults %.5f (at most %.5f)\n", calm,
+              worst_calm, rough, worst_rough);
+  EXPECT_LE(rough, worst_calm);
+  EXPECT_LE(worst_rough, 2 * worst_calm);
 }
 
 // Bugs that were put in on purpose are found, each by the invariant that it breaks.

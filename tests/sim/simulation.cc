@@ -29,12 +29,12 @@ class Simulation {
   void Fault();
   void FaultOfCoordinator(int64_t kind);
   void FaultOfNode(Node* node);
-  void KillCoordinator();
   void Heal();
   bool Finished() const;
   std::string Where() const;
   void CheckEnd();
   double SumError() const;
+  double Loss() const;
   // A time about as long as a lease, sometimes much longer than one.
   int64_t Long();
 
@@ -55,7 +55,7 @@ Simulation::Simulation(const Plan& plan, bool verbose)
       if (node->trainer_up() && !node->agent_up()) node->StartAgent();
     });
   }
-  world_.After(plan.faults_end_ms - world_.NowMs() + 1, [this] { Heal(); });
+  world_.After(std::max<int64_t>(0, plan.faults_end_ms - world_.NowMs()), [this] { Heal(); });
   ScheduleFault();
 }
 
@@ -80,19 +80,12 @@ void Simulation::Fault() {
   FaultOfNode(nodes_[static_cast<size_t>(whom)].get());
 }
 
-void Simulation::KillCoordinator() {
-  coordinator_.Crash();
-  world_.After(world_.random().Between(1, kDownMsMax), [this] {
-    if (!coordinator_.up()) coordinator_.Start();
-  });
-}
-
 void Simulation::FaultOfCoordinator(int64_t kind) {
   const Plan& plan = scene_.plan;
   Random& random = world_.random();
   if (!coordinator_.up()) return;
   if (kind == 0 && plan.crash_coordinator) {
-    KillCoordinator();
+    coordinator_.Kill();
   } else if (kind == 1 && plan.pause_coordinator) {
     const int64_t ms = Long();
     world_.Trace("coordinator", absl::StrCat("stands still for ", ms, " ms"));
@@ -189,6 +182,7 @@ Verdict Simulation::Run() {
   if (!verdict.failure.empty()) return verdict;
   verdict.state = nodes_[0]->trainer()->StateHash();
   verdict.sum_error = SumError();
+  verdict.loss = Loss();
   return verdict;
 }
 
@@ -226,6 +220,17 @@ double Simulation::SumError() const {
     if (whole > 0) worst = std::max(worst, std::sqrt(difference / whole));
   }
   return worst;
+}
+
+double Simulation::Loss() const {
+  double sum = 0, count = 0;
+  for (const std::vector<float>& tensor : nodes_[0]->trainer()->parameters()) {
+    for (const float value : tensor) {
+      sum += (value - kTarget) * (value - kTarget);
+      count += 1;
+    }
+  }
+  return sum / count;
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ struct Verdict {
   // Of the relative error of: inputs = included + residuals + what was dropped; over all values.
   // Only where beta is 1 as nearly as can be.
   double sum_error = 0;
+  double loss = 0;  // mean square distance of the parameters from where all gradients lead
 };
 
 Verdict Simulate(const Plan& plan, bool verbose = false);

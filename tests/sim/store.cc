@@ -18,19 +18,19 @@ PiecesPtr PiecesOf(const StoredUpdate& update) {
 
 }  // namespace
 
-absl::Status SimStore::Keep(StoredUpdatePtr update) {
-  const absl::Status written = kept_->Commit(update);
-  if (!written.ok() || update == nullptr) return written;
+absl::Status SimStore::Keep(const StoreBatch& batch) {
+  const absl::Status written = kept_->Write(batch);
+  if (!written.ok() || batch.update == nullptr) return written;
   Event event;
   event.kind = EventKind::kDurable;
-  event.round = update->record.round();
-  event.record = std::make_shared<const v1::UpdateRecord>(update->record);
-  event.pieces = PiecesOf(*update);
+  event.round = batch.update->record.round();
+  event.record = std::make_shared<const v1::UpdateRecord>(batch.update->record);
+  event.pieces = PiecesOf(*batch.update);
   scene_->Record(event);
   return absl::OkStatus();
 }
 
-absl::Status SimStore::Commit(StoredUpdatePtr update) {
+absl::Status SimStore::Write(const StoreBatch& batch) {
   if (crashed_) scene_->Fail("the coordinator writes after a write had failed");
   if (scene_->world.NowMs() < full_until_ms_) {
     return absl::ResourceExhaustedError("the disk is full");
@@ -38,16 +38,21 @@ absl::Status SimStore::Commit(StoredUpdatePtr update) {
   if (crash_ != Crash::kNone) {
     crashed_ = true;
     const absl::Status status = absl::UnavailableError("the process ends in this write");
-    if (std::exchange(crash_, Crash::kNone) == Crash::kAfterWrite) (void)Keep(update);
+    if (std::exchange(crash_, Crash::kNone) == Crash::kAfterWrite) (void)Keep(batch);
     return status;
   }
-  if (scene_->plan.bug != Bug::kPublishBeforePersist || update == nullptr) {
-    return Keep(update);
+  if (scene_->plan.bug != Bug::kPublishBeforePersist || batch.update == nullptr) {
+    return Keep(batch);
   }
-  scene_->world.After(scene_->world.random().Between(0, kLateMsMax), [this, update, life = life_] {
-    if (life == life_) (void)Keep(update);
+  scene_->world.After(scene_->world.random().Between(0, kLateMsMax), [this, batch, life = life_] {
+    if (life == life_) (void)Keep(batch);
   });
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<StoredUpdatePtr>> SimStore::ReadAfter(uint64_t last_round,
+                                                                 uint64_t bytes_max) const {
+  return kept_->ReadAfter(last_round, bytes_max);
 }
 
 absl::StatusOr<std::string> SimStore::RecordSha256(uint64_t round) const {

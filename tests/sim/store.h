@@ -18,6 +18,7 @@ class SimStore final : public Store {
 
   absl::Status Write(const StoreBatch& batch) override;
   StoredState State() const override { return kept_->State(); }
+  bool durable() const override { return true; }
   absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round,
                                                          uint64_t bytes_max) const override;
   uint64_t last_round() const override { return kept_->last_round(); }

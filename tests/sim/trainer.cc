@@ -114,7 +114,7 @@ Tensors Trainer::Gradient(uint64_t round) const {
   Random random(scene_->plan.seed * 101 + round * 1013 + number_);
   Tensors gradient = parameters_;
   for (std::vector<float>& tensor : gradient) {
-    for (float& value : tensor) value = 0.25f * (value - 0.5f) + random.Value();
+    for (float& value : tensor) value = 0.25f * (value - kTarget) + random.Value();
   }
   return gradient;
 }

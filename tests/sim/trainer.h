@@ -1,3 +1,6 @@
+// Where the gradients lead.
+inline constexpr float kTarget = 0.5f;
+
 // A node's trainer with one rank: the state that a run is about. Its method is the product's; what
 // it computes is a function of the run's seed, the node, the round and the parameters.
 #pragma once
