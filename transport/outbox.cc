@@ -63,6 +63,10 @@ Outbox::Refused Outbox::Refuse(const Ticket& ticket, uint64_t incarnation) {
     entry->state = State::kHeld;
     return nullptr;
   }
+  if (entry->unsure) {
+    entry->state = State::kToSend;
+    return nullptr;
+  }
   entry->state = State::kRefused;
   entry->refused_incarnation = incarnation;
   return std::exchange(entry->refused, nullptr);

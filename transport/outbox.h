@@ -58,7 +58,8 @@ class Outbox {
     uint64_t number = 0;
     State state = State::kToSend;
     bool sent_before = false;
-    // A watch began while it was under way: its receipt may be of a server that is gone.
+    // A watch began while it was under way: its answer may be of a server that is gone, or that
+    // has admitted us anew since.
     bool unsure = false;
     uint64_t refused_incarnation = 0;
   };

@@ -101,6 +101,17 @@ TEST(OutboxTest, AReceiptFromBeforeANewWatchProvesNothing) {
   EXPECT_TRUE(outbox.Next().has_value());
 }
 
+TEST(OutboxTest, ARefusalFromBeforeANewWatchProvesNothing) {
+  Outbox outbox;
+  bool told = false;
+  outbox.Put(Contribution(3), [&](const absl::Status&) { told = true; });
+  const auto ticket = outbox.Next();
+  outbox.WatchStarted(v1::WatchStart(), 2);
+  EXPECT_EQ(outbox.Refuse(*ticket, 1), nullptr);
+  EXPECT_TRUE(outbox.Next().has_value());
+  EXPECT_FALSE(told);
+}
+
 TEST(OutboxTest, WhatIsCommittedIsNeitherSentNorRefused) {
   Outbox outbox;
   bool told = false;
