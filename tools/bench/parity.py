@@ -46,7 +46,7 @@ GRID = {
     "full": (0.003, 0.006, 0.009, 0.012),
     "demo": (0.002, 0.003, 0.004, 0.006),
 }
-CHOSEN = {"full": 0.006, "demo": 0.004}
+CHOSEN = {"full": 0.006, "demo": 0.003}
 
 FULL_VAL_MAX = 1.95
 RATIO_MEAN_MAX = 1.02
