@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "tests/sim/forgery.h"
 
 namespace isthmus::sim {
 namespace {
@@ -58,6 +59,14 @@ struct Link::SubmitCall {
   }
 };
 
+// Another value in the last piece, under the same run, round, node and attempt.
+void Link::Forge(SubmitCall* call) {
+  if (call->submission->pieces.empty()) return;
+  auto forged = std::make_shared<Submission>(*call->submission);
+  SetLastValue(scene_->world.random().Value(), &forged->pieces.back());
+  call->submission = std::move(forged);
+}
+
 void Link::Submit(Process* caller, const v1::SubmitHeader& header,
                   std::shared_ptr<const Submission> submission, std::function<void(Receipt)> done) {
   const auto call = std::make_shared<SubmitCall>();
@@ -67,6 +76,7 @@ void Link::Submit(Process* caller, const v1::SubmitHeader& header,
   if (const int64_t later_ms = ReplayDelay(); later_ms >= 0) {
     const auto copy = std::make_shared<SubmitCall>(*call);
     copy->arrives_ms = scene_->world.NowMs() + later_ms;
+    if (scene_->world.random().Chance(scene_->plan.forge_permille)) Forge(copy.get());
     SendStep(copy, 0);
   }
   call->done = std::move(done);

@@ -55,6 +55,7 @@ class Link {
   bool PassesDown();
   // When the caller notices that a connection is gone.
   int64_t NoticeDelay();
+  void Forge(SubmitCall* call);
   void SendStep(const std::shared_ptr<SubmitCall>& call, size_t step);
   void Pump(const std::shared_ptr<WatchCall>& call);
   void Break(const std::shared_ptr<WatchCall>& call);

@@ -33,6 +33,7 @@ class Node final : private SessionListener {
   bool trainer_up() const { return trainer_ != nullptr; }
   // It has all of the run.
   bool done() const { return done_; }
+  uint64_t lives() const { return machine_.life(); }
   const Trainer* trainer() const { return trainer_.get(); }
   std::string State() const;
 

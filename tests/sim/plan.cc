@@ -90,6 +90,9 @@ void PickFaults(Random* random, Plan* plan) {
   if (!one_only) {
     plan->loss_permille = Pick<int>(random, {0, 10, 50, 150, 300});
     plan->replay_permille = Pick<int>(random, {0, 50, 200, 500});
+    // Only where a node that is refused for it is not missed, and nothing depends on who was.
+    const bool may_forge = plan->spec.quorum() == 0 && !plan->spec.deterministic();
+    plan->forge_permille = may_forge ? Pick<int>(random, {0, 300}) : 0;
     plan->abstain_permille = Pick<int>(random, {0, 0, 50, 200});
     plan->spoil_permille = Pick<int>(random, {0, 0, 50, 200});
     plan->all_abstain_permille = Pick<int>(random, {0, 0, 100});
@@ -112,7 +115,7 @@ Plan MakePlan(uint64_t seed, const PlanOptions& options) {
   plan.checkpoint_every = static_cast<uint64_t>(random.Between(0, 4));
   PickFaults(&random, &plan);
   if (options.faults) return plan;
-  plan.loss_permille = plan.replay_permille = 0;
+  plan.loss_permille = plan.replay_permille = plan.forge_permille = 0;
   plan.faults_end_ms = 0;
   return plan;
 }

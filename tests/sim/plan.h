@@ -31,6 +31,8 @@ struct Plan {
   int loss_permille = 0;
   int replay_permille = 0;
   int delay_max_ms = 0;
+  // Of the copies, some are not copies: other bytes under the same names (R25).
+  int forge_permille = 0;
 
   // Faults come about so often until they end, of the kinds that are on; 0: never.
   int64_t faults_end_ms = 0;

@@ -77,6 +77,7 @@ int One(uint64_t seed, const PlanOptions& options) {
 
 int Many(const Flags& flags, const PlanOptions& options) {
   uint64_t included = 0, left_out = 0, dropped = 0, rounds = 0, failed = 0;
+  uint64_t coordinators = 0, trainers = 0;
   double simulated_s = 0, sum_error = 0;
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
     const Verdict verdict = Simulate(MakePlan(seed, options));
@@ -84,6 +85,8 @@ int Many(const Flags& flags, const PlanOptions& options) {
     left_out += verdict.left_out;
     dropped += verdict.dropped;
     rounds += verdict.rounds;
+    coordinators += verdict.coordinator_lives;
+    trainers += verdict.trainer_lives;
     simulated_s += static_cast<double>(verdict.simulated_ms) / 1000.0;
     sum_error = std::max(sum_error, verdict.sum_error);
     if (verdict.failure.empty()) continue;
@@ -91,15 +94,17 @@ int Many(const Flags& flags, const PlanOptions& options) {
     std::printf("seed %llu fails: %s\n  to see it: simulate --seed %llu%s\n",
                 static_cast<unsigned long long>(seed), verdict.failure.c_str(),
                 static_cast<unsigned long long>(seed), flags.accounting ? " --accounting" : "");
+    std::fflush(stdout);
     if (!flags.keep_going) break;
   }
   std::printf(
       "seeds from %llu on: %llu; failed %llu; rounds %llu; contributions included %llu, left out "
-      "%llu, dropped %llu; %.0f s simulated",
+      "%llu, dropped %llu; coordinators started %llu, trainers %llu; %.0f s simulated",
       static_cast<unsigned long long>(flags.first), static_cast<unsigned long long>(flags.seeds),
       static_cast<unsigned long long>(failed), static_cast<unsigned long long>(rounds),
       static_cast<unsigned long long>(included), static_cast<unsigned long long>(left_out),
-      static_cast<unsigned long long>(dropped), simulated_s);
+      static_cast<unsigned long long>(dropped), static_cast<unsigned long long>(coordinators),
+      static_cast<unsigned long long>(trainers), simulated_s);
   if (flags.accounting) std::printf("; sums agree within %.2e", sum_error);
   std::printf("\n");
   return failed == 0 ? 0 : 1;

@@ -179,6 +179,8 @@ Verdict Simulation::Run() {
   verdict.included = ledger.included;
   verdict.left_out = ledger.left_out;
   verdict.dropped = ledger.dropped;
+  verdict.coordinator_lives = coordinator_.process().life();
+  for (const auto& node : nodes_) verdict.trainer_lives += node->lives();
   if (!verdict.failure.empty()) return verdict;
   verdict.state = nodes_[0]->trainer()->StateHash();
   verdict.sum_error = SumError();

@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "base/sha256.h"
 #include "spec/piece.h"
 #include "spec/run_spec.h"
+#include "tests/sim/forgery.h"
 
 namespace isthmus::sim {
 namespace {
@@ -30,17 +30,6 @@ std::vector<const std::string*> Pointers(const std::vector<std::string>& pieces)
   std::vector<const std::string*> pointers;
   for (const std::string& piece : pieces) pointers.push_back(&piece);
   return pointers;
-}
-
-// A piece whose last value is not a number, and which says that all is well with it.
-void Spoil(std::string* piece) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(&(*piece)[piece->size() - sizeof(nan)], &nan, sizeof(nan));
-  // The checksum stands last in the header and covers what is before it and the body.
-  const size_t at = kPieceHeaderBytes - sizeof(uint32_t);
-  const absl::string_view bytes = *piece;
-  const uint32_t crc = Crc32c(bytes.substr(kPieceHeaderBytes), Crc32c(bytes.substr(0, at)));
-  std::memcpy(&(*piece)[at], &crc, sizeof(crc));
 }
 
 }  // namespace
@@ -153,7 +142,7 @@ std::shared_ptr<const Submission> Trainer::Compute() {
   CheckResidual();
   if (fate == Plan::Fate::kSpoilt) {
     auto spoilt = std::make_shared<Submission>(*submission);
-    Spoil(&spoilt->pieces.back());
+    SetLastValue(std::numeric_limits<float>::quiet_NaN(), &spoilt->pieces.back());
     pending_ = spoilt;
   }
   return pending_;
