@@ -4,12 +4,14 @@
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 
@@ -76,6 +78,24 @@ rocksdb::ColumnFamilyOptions FamilyOptions(const RocksStoreOptions& options, boo
   // goes, and nothing in it is ever moved.
   family.enable_blob_garbage_collection = false;
   return family;
+}
+
+bool NamesAFile(const std::string& text) {
+  for (const char* part : {".log", ".sst", ".blob", "MANIFEST", "CURRENT"}) {
+    if (absl::StrContains(text, part)) return true;
+  }
+  return false;
+}
+
+// RocksDB names every file but those of its log.
+std::string LogFilesOf(const std::string& dir) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& file : std::filesystem::directory_iterator(dir, error)) {
+    if (file.path().extension() == ".log") names.push_back(file.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  return absl::StrCat(" (in ", absl::StrJoin(names, " or "), ")");
 }
 
 // RocksDB would make a new database where it finds no file CURRENT, over what is left of the old.
@@ -166,7 +186,7 @@ absl::Status RocksFolder::Explain(const rocksdb::Status& status) const {
   }
   if (status.IsCorruption()) {
     return absl::DataLossError(absl::StrCat(
-        what,
+        what, NamesAFile(status.ToString()) ? "" : LogFilesOf(dir_),
         ". The folder is damaged before its end. Put a copy of it in its place (coordinator "
         "--check_store says whether one is sound), or start on an empty one, and the trainers "
         "of all nodes anew"));

@@ -65,6 +65,15 @@ class FaultFileSystem final : public rocksdb::FileSystemWrapper {
     return status;
   }
 
+  rocksdb::IOStatus NewDirectory(const std::string& path, const rocksdb::IOOptions& options,
+                                 std::unique_ptr<rocksdb::FSDirectory>* directory,
+                                 rocksdb::IODebugContext* debug) override {
+    const rocksdb::IOStatus status =
+        FileSystemWrapper::NewDirectory(path, options, directory, debug);
+    if (status.ok()) *directory = std::make_unique<Directory>();
+    return status;
+  }
+
   rocksdb::IOStatus RenameFile(const std::string& from, const std::string& to,
                                const rocksdb::IOOptions& options,
                                rocksdb::IODebugContext* debug) override {
@@ -86,6 +95,14 @@ class FaultFileSystem final : public rocksdb::FileSystemWrapper {
   }
 
  private:
+  // Names are taken to be there as soon as they are made.
+  class Directory final : public rocksdb::FSDirectory {
+   public:
+    rocksdb::IOStatus Fsync(const rocksdb::IOOptions&, rocksdb::IODebugContext*) override {
+      return rocksdb::IOStatus::OK();
+    }
+  };
+
   class File final : public rocksdb::FSWritableFileOwnerWrapper {
    public:
     File(FaultFileSystem* system, std::string path, std::unique_ptr<rocksdb::FSWritableFile> file)

@@ -170,7 +170,7 @@ TEST_F(RocksStoreTest, DamageBeforeTheEndIsRefusedAndNamed) {
   const absl::Status refused = OpenRocksStore(options_).status();
   EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr(options_.dir), HasSubstr("--check_store")));
+              AllOf(HasSubstr(options_.dir), HasSubstr(log), HasSubstr("--check_store")));
   const auto report = CheckRocksStore(options_);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(absl::IsDataLoss(report->status)) << report->status;
