@@ -83,7 +83,7 @@ class Cluster:
         """Where the coordinator keeps the run."""
         return self.folder / "state-coordinator"
 
-    def start_agent(self, node, *more_flags):
+    def start_agent(self, node, *more_flags, wait=True):
         """Starts a node's agent (again) and waits until its socket serves."""
         agent_socket = f"unix:{self.folder}/{node}.sock"
         ready = self.folder / f"agent-{node}.ready"
@@ -99,7 +99,8 @@ class Cluster:
             "--exit_when_finished",
             *more_flags,
         )
-        self._wait_for(ready, f"agent-{node}")
+        if wait:
+            self._wait_for(ready, f"agent-{node}")
 
     def start_trainers(self, node, data_file, more_flags=()):
         """Starts all ranks of a node."""
@@ -161,9 +162,10 @@ class Cluster:
                 return ready_file.read_text()
             self.check()
             time.sleep(0.05)
-        raise RunError(f"{name} was not ready after {READY_TIMEOUT_S} s.\n{self._log_tail(name)}")
+        raise RunError(f"{name} was not ready after {READY_TIMEOUT_S} s.\n{self.log_tail(name)}")
 
-    def _log_tail(self, name, lines=12):
+    def log_tail(self, name, lines=12):
+        """The end of a process's output, each line with its name."""
         text = self.log_file(name).read_text(errors="replace").splitlines()[-lines:]
         return "\n".join(f"  {name}: {line}" for line in text)
 
@@ -172,7 +174,7 @@ class Cluster:
         for name, process in self.processes.items():
             if process.poll() not in (None, 0):
                 raise RunError(
-                    f"{name} ended with exit code {process.returncode}.\n{self._log_tail(name)}"
+                    f"{name} ended with exit code {process.returncode}.\n{self.log_tail(name)}"
                 )
 
     def trainers_done(self):
@@ -188,7 +190,7 @@ class Cluster:
         result = {}
         for node in self.ranks:
             if not self.summary_file(node).exists():
-                tail = self._log_tail(f"trainer-{node}-0")
+                tail = self.log_tail(f"trainer-{node}-0")
                 raise RunError(f"node {node} wrote no summary.\n{tail}")
             result[node] = json.loads(self.summary_file(node).read_text())
         return result

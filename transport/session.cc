@@ -61,6 +61,11 @@ void SessionImpl::Acknowledge(uint64_t round, const std::string& update_sha256) 
   changed_.notify_all();
 }
 
+void SessionImpl::SetCheckpointRound(uint64_t round) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  checkpoint_round_ = round;
+}
+
 void SessionImpl::SetWaitingFor(const std::string& sentence) {
   std::lock_guard<std::mutex> lock(mutex_);
   waiting_for_ = OneLine(sentence, kReasonBytesMax);

@@ -89,6 +89,9 @@ class Session {
   // and a new watch start from. Call it from OnUpdate or later, in order.
   virtual void Acknowledge(uint64_t round, const std::string& update_sha256) = 0;
 
+  // The newest checkpoint that this side would start again from (ROLE_NODE heartbeats).
+  virtual void SetCheckpointRound(uint64_t round) = 0;
+
   // What this side waits for, for the server's status (ROLE_NODE heartbeats).
   virtual void SetWaitingFor(const std::string& sentence) = 0;
 

@@ -37,6 +37,7 @@ class SessionImpl final : public Session {
   void Submit(std::shared_ptr<const Submission> submission,
               std::function<void(const absl::Status&)> refused) override;
   void Acknowledge(uint64_t round, const std::string& update_sha256) override;
+  void SetCheckpointRound(uint64_t round) override;
   void SetWaitingFor(const std::string& sentence) override;
   void Leave(const std::string& reason) override;
   SessionCounters counters() const override;
@@ -94,6 +95,7 @@ class SessionImpl final : public Session {
   Outbox outbox_;
   RoundHash acknowledged_;
   uint64_t told_round_;  // the last acknowledged round that a message carried
+  uint64_t checkpoint_round_ = 0;
   std::string waiting_for_;
   uint64_t attempt_;
   v1::JoinRunResponse joined_;  // the last one; its spec's sizes are small

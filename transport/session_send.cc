@@ -133,6 +133,7 @@ v1::HeartbeatRequest SessionImpl::MakeHeartbeat() const {
   request.set_incarnation(joined_.incarnation());
   request.set_acknowledged_round(acknowledged_.round);
   request.set_waiting_for(waiting_for_);
+  request.set_checkpoint_round(checkpoint_round_);
   return request;
 }
 

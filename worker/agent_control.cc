@@ -303,6 +303,7 @@ void AgentImpl::OnJoined(const v1::JoinRunResponse& joined) {
     joined_->set_node(options_.node);
     upstream_ = Upstream::kJoined;
     SetUpstreamWaiting("");
+    session_->SetCheckpointRound(group_->CheckpointedByAll());
     if (other_attempt) {
       // The ranks' contributions carry the old attempt; they learn the new one when they join.
       if (bundle_ != nullptr) OpenBundle(*log_->open_round());

@@ -156,6 +156,8 @@ absl::StatusOr<v1::HeartbeatResponse> AgentImpl::Heartbeat(const v1::HeartbeatRe
   }
   if (request.role() == v1::ROLE_RANK && request.rank() < options_.ranks) {
     RankAcknowledged(request.rank(), request.acknowledged_round());
+    group_->Checkpointed(request.rank(), request.checkpoint_round());
+    if (upstream_ == Upstream::kJoined) session_->SetCheckpointRound(group_->CheckpointedByAll());
   }
   v1::HeartbeatResponse response;
   response.set_committed_round(log_->committed_round());

@@ -48,9 +48,11 @@ Progress::~Progress() {
   if (metrics_ != nullptr) std::fclose(metrics_);
 }
 
-void Progress::StartLoss(double val_loss) {
+void Progress::StartLoss(double val_loss, uint64_t round) {
   if (quiet_) return;
-  std::printf("held-out loss before the first step %.4f\n", val_loss);
+  const std::string when =
+      round == 0 ? "before the first step" : absl::StrCat("at the checkpoint of round ", round);
+  std::printf("held-out loss %s %.4f\n", when.c_str(), val_loss);
   std::fflush(stdout);
 }
 
@@ -119,6 +121,12 @@ std::string SummaryJson(const TrainSummary& summary) {
   json["up_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_up) / rounds);
   json["down_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_down) / rounds);
   json["dense_bytes_per_round"] = summary.dense_bytes_per_round;
+  json["resumed_round"] = summary.resumed_round;
+  json["replayed_rounds"] = summary.replayed_rounds;
+  json["fresh_residuals"] = summary.fresh_residuals;
+  json["fresh_residual_norm"] = Number(summary.fresh_residual_norm);
+  json["checkpoints"] = summary.checkpoints;
+  json["checkpoint_ms_max"] = Number(summary.checkpoint_ms_max);
   json["state_sha256"] = HexPrefix(summary.state_sha256, 64);
   json["steps"] = summary.steps;
   json["seconds"] = Number(summary.seconds);

@@ -42,7 +42,14 @@ struct TrainSummary {
   uint64_t bytes_up = 0;
   uint64_t bytes_down = 0;
   uint64_t dense_bytes_per_round = 0;
-  std::string state_sha256;  // 32 bytes
+  uint64_t resumed_round = 0;    // of the checkpoint that it started from; 0: the start state
+  uint64_t replayed_rounds = 0;  // computed again for what they left in the residual
+  // The residual was set to zero so often, and its 2-norms over the ranks, summed.
+  uint64_t fresh_residuals = 0;
+  double fresh_residual_norm = 0;
+  uint64_t checkpoints = 0;      // begun
+  double checkpoint_ms_max = 0;  // the longest time that one kept a round waiting
+  std::string state_sha256;      // 32 bytes
   double seconds = 0;
   std::string sample;  // text the model wrote; empty: none was asked for
 };
@@ -55,7 +62,8 @@ class Progress {
                                                          const std::string& metrics_file);
   ~Progress();
 
-  void StartLoss(double val_loss);
+  // Before the first step, or of the checkpoint of `round`.
+  void StartLoss(double val_loss, uint64_t round);
   void Round(const RoundReport& report);
 
  private:

@@ -50,11 +50,13 @@ class RankClientImpl final : public RankClient, private SessionListener {
   absl::StatusOr<v1::JoinRunResponse> FetchSpec() override;
   absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) override;
   absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply) override;
+  absl::StatusOr<std::optional<Next>> WaitNext() override;
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
               uint64_t tokens) override;
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override;
   absl::StatusOr<Update> WaitUpdate() override;
   void Acknowledge(const Update& update) override;
+  void Checkpointed(uint64_t round) override;
   void Leave(const std::string& reason) override;
   SessionCounters counters() const override;
 
@@ -72,6 +74,10 @@ class RankClientImpl final : public RankClient, private SessionListener {
                     int64_t timeout_ms);
   void Tell(const std::string& sentence);
   std::string AskWhy();
+  // Something that the agent should know and was not told. Under the mutex.
+  bool Untold() const {
+    return acknowledged_ > told_acknowledged_ || checkpointed_ > told_checkpointed_;
+  }
   Update TakeUpdate();
   void Send(const v1::RoundOpened& opened, std::shared_ptr<Submission> submission);
   absl::Status NotJoined() const { return absl::FailedPreconditionError("call Join first"); }
@@ -93,6 +99,8 @@ class RankClientImpl final : public RankClient, private SessionListener {
   std::optional<uint64_t> finished_round_;
   uint64_t acknowledged_ = 0;
   uint64_t told_acknowledged_ = 0;  // to the agent
+  uint64_t checkpointed_ = 0;
+  uint64_t told_checkpointed_ = 0;
   std::optional<absl::Status> ended_;
 
   std::unique_ptr<Session> session_;  // last: its threads end before the rest goes
@@ -109,7 +117,7 @@ void RankClientImpl::Tell(const std::string& sentence) {
 absl::Status RankClientImpl::Wait(std::unique_lock<std::mutex>* lock,
                                   const std::function<bool()>& ready, int64_t timeout_ms) {
   const int64_t start_ms = clock_.NowMs();
-  int64_t ask_ms = start_ms + (acknowledged_ > told_acknowledged_ ? kTellMs : kAskWhyMs);
+  int64_t ask_ms = start_ms + (Untold() ? kTellMs : kAskWhyMs);
   std::string why;
   while (true) {
     if (ended_.has_value()) return *ended_;
@@ -150,10 +158,14 @@ std::string RankClientImpl::AskWhy() {
     request.set_role(v1::ROLE_RANK);
     request.set_rank(rank_);
     request.set_acknowledged_round(acknowledged_);
+    request.set_checkpoint_round(checkpointed_);
     told_acknowledged_ = acknowledged_;
   }
   const auto answer = client_->Heartbeat(request);
-  return answer.ok() ? answer->waiting_for() : "";
+  if (!answer.ok()) return "";
+  std::lock_guard<std::mutex> lock(mutex_);
+  told_checkpointed_ = std::max(told_checkpointed_, request.checkpoint_round());
+  return answer->waiting_for();
 }
 
 absl::StatusOr<v1::JoinRunResponse> RankClientImpl::FetchSpec() {
@@ -198,6 +210,7 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
   {
     std::lock_guard<std::mutex> lock(mutex_);
     waiting_ = absl::StrCat("connecting to the agent at ", options_.agent);
+    acknowledged_ = told_acknowledged_ = request.last_round();
     ended_.reset();
   }
   ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));
@@ -227,6 +240,29 @@ absl::StatusOr<std::optional<v1::RoundOpened>> RankClientImpl::WaitOpened(
     ISTHMUS_RETURN_IF_ERROR(apply(update));
     Acknowledge(update);
   }
+}
+
+absl::StatusOr<std::optional<RankClient::Next>> RankClientImpl::WaitNext() {
+  if (session_ == nullptr) return NotJoined();
+  std::unique_lock<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(Wait(
+      &lock,
+      [this] { return !updates_.empty() || opened_.has_value() || finished_round_.has_value(); },
+      kNoLimit));
+  Next next;
+  if (!updates_.empty()) {
+    const v1::UpdateRecord& record = updates_.front()->record;
+    next.opened.set_round(record.round());
+    next.opened.set_fragment(record.fragment());
+    next.opened.set_base_round(record.base_round());
+    next.opened.set_step(record.step());
+    next.opened.set_lr_bits(record.lr_bits());
+    next.closed = true;
+    return std::optional<Next>(next);
+  }
+  if (!opened_.has_value()) return std::optional<Next>();
+  next.opened = *std::exchange(opened_, std::nullopt);
+  return std::optional<Next>(next);
 }
 
 absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
@@ -293,6 +329,14 @@ void RankClientImpl::Acknowledge(const Update& update) {
   acknowledged_ = update.committed->record.round();
 }
 
+void RankClientImpl::Checkpointed(uint64_t round) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    checkpointed_ = std::max(checkpointed_, round);
+  }
+  AskWhy();  // a short call to this machine's agent; what fails is told in the next wait
+}
+
 void RankClientImpl::Leave(const std::string& reason) {
   if (session_ != nullptr) session_->Leave(reason);
 }
@@ -304,6 +348,7 @@ SessionCounters RankClientImpl::counters() const {
 void RankClientImpl::OnJoined(const v1::JoinRunResponse& joined) {
   std::lock_guard<std::mutex> lock(mutex_);
   joined_ = joined;
+  told_checkpointed_ = 0;  // perhaps it is another process
   waiting_.clear();
   changed_.notify_all();
 }

@@ -56,6 +56,16 @@ class RankClient {
   using ApplyUpdate = std::function<absl::Status(const Update&)>;
   virtual absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(
       const ApplyUpdate& apply = nullptr) = 0;
+
+  // For a rank that computes its contribution to every round, also to those that closed without the
+  // present trainers (deterministic mode): what comes after the last update taken. nullopt:
+  // finished. `closed`: the round's update waits for WaitUpdate, and nothing is to be sent for it.
+  struct Next {
+    v1::RoundOpened opened;
+    bool closed = false;
+  };
+  virtual absl::StatusOr<std::optional<Next>> WaitNext() = 0;
+
   virtual void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
                       uint64_t tokens) = 0;
   virtual void Abstain(const v1::RoundOpened& opened, const std::string& reason) = 0;
@@ -67,6 +77,9 @@ class RankClient {
   };
   virtual absl::StatusOr<Update> WaitUpdate() = 0;
   virtual void Acknowledge(const Update& update) = 0;
+  // This rank's checkpoint of `round` is on disk, and it would start again from there. The agent is
+  // told, at once or as soon as it is there.
+  virtual void Checkpointed(uint64_t round) = 0;
   virtual void Leave(const std::string& reason) = 0;
   virtual SessionCounters counters() const = 0;
 };

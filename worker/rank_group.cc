@@ -261,6 +261,7 @@ absl::Status RankGroup::Admit(const v1::JoinRunRequest& request, int64_t now_ms,
   member.acknowledged = request.last_round();
   // A rank whose watch is still open may ask again; the watch says more than the request.
   if (place.has_value() && place->link == Link::kWatching) member.link = Link::kWatching;
+  if (place.has_value()) member.checkpointed = place->checkpointed;
   if (!place.has_value()) ++present_;
   if (group_id_.empty()) manifest_ = request.manifest();
   group_id_ = request.rank().group_id();
@@ -305,6 +306,19 @@ void RankGroup::Left(uint32_t rank) {
 void RankGroup::Acknowledge(uint32_t rank, uint64_t round) {
   if (!present(rank)) return;
   members_[rank]->acknowledged = std::max(members_[rank]->acknowledged, round);
+}
+
+void RankGroup::Checkpointed(uint32_t rank, uint64_t round) {
+  if (!present(rank)) return;
+  members_[rank]->checkpointed = std::max(members_[rank]->checkpointed, round);
+}
+
+uint64_t RankGroup::CheckpointedByAll() const {
+  uint64_t least = complete() ? members_[0]->checkpointed : 0;
+  for (const std::optional<Member>& member : members_) {
+    least = std::min(least, member.has_value() ? member->checkpointed : 0);
+  }
+  return least;
 }
 
 uint64_t RankGroup::AcknowledgedByAll() const {

@@ -64,6 +64,9 @@ class RankGroup {
   void WatchEnded(uint32_t rank);
   void Left(uint32_t rank);
   void Acknowledge(uint32_t rank, uint64_t round);
+  // The rank's newest checkpoint, and the newest that every rank has; 0: some has none.
+  void Checkpointed(uint32_t rank, uint64_t round);
+  uint64_t CheckpointedByAll() const;
   // The last round that every rank which has not left has applied.
   uint64_t AcknowledgedByAll() const;
 
@@ -85,6 +88,7 @@ class RankGroup {
     Link link = Link::kJoined;
     int64_t asked_ms = 0;  // when it last asked to join
     uint64_t acknowledged = 0;
+    uint64_t checkpointed = 0;
   };
 
   bool Lives(const Member& member, int64_t now_ms) const;

@@ -136,6 +136,46 @@ absl::StatusOr<std::string> Replica::FrozenSha256() {
   return frozen_sha256_;
 }
 
+std::vector<StatePart> Replica::StateParts() {
+  std::vector<StatePart> parts;
+  for (const TensorPart<float>& part : model_->parameters()) {
+    parts.push_back(
+        {model_->grid().tensor_name(part.tensor), part.first_element, part.data.size()});
+  }
+  return parts;
+}
+
+TrainState Replica::State() {
+  TrainState state;
+  state.parts = StateParts();
+  for (const TensorPart<float>& part : model_->parameters()) {
+    state.parameters.emplace_back(part.data.begin(), part.data.end());
+  }
+  state.method = method_->State();
+  return state;
+}
+
+absl::Status Replica::SetState(TrainState state) {
+  const std::vector<TensorPart<float>> parameters = model_->parameters();
+  if (state.parameters.size() != parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("a state has ", state.parameters.size(),
+                                                   " parts of tensors, this rank holds ",
+                                                   parameters.size()));
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (state.parameters[i].size() == parameters[i].data.size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("part ", i, " of a state has ",
+                                                   state.parameters[i].size(), " values, it holds ",
+                                                   parameters[i].data.size()));
+  }
+  ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state.method)));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    std::copy(state.parameters[i].begin(), state.parameters[i].end(), parameters[i].data.begin());
+  }
+  model_->ParametersChanged();
+  return absl::OkStatus();
+}
+
 absl::Status Replica::Save(const std::string& path) {
   std::unique_ptr<CheckpointWriter> writer;
   absl::Status written;

@@ -16,6 +16,7 @@
 #include "worker/process_group.h"
 #include "worker/rank_data.h"
 #include "worker/sharded_model.h"
+#include "worker/train_state.h"
 
 namespace isthmus {
 
@@ -44,6 +45,13 @@ class Replica {
   // optimizer's moments and frozen tensors, if there are any, are hashed with it: nodes that differ
   // in them must not join one run.
   absl::StatusOr<std::string> StateSha256(uint64_t step);
+  // The parts of tensors that this rank holds and trains.
+  std::vector<StatePart> StateParts();
+  // A copy of parameters and method, with facts left empty; and the way back, with parts in the
+  // order of StateParts. INVALID_ARGUMENT: of other parts.
+  TrainState State();
+  absl::Status SetState(TrainState state);
+
   // All ranks; rank 0 writes a checkpoint with every tensor, frozen ones too, to `path`.
   absl::Status Save(const std::string& path);
 
@@ -56,6 +64,9 @@ class Replica {
   // Scales the gradient by `scale` and encodes it: the pieces to send.
   absl::StatusOr<std::vector<std::string>> Encode(uint64_t round, float lr, double scale);
   void Settle(uint64_t round, bool included) { method_->Settle(round, included); }
+  // What the round's contribution leaves behind (Method::keeps_own and the rest).
+  const Method& method() const { return *method_; }
+  void DropResidual() { method_->DropResidual(); }
   // Applies a committed update; none: a void one.
   absl::Status Apply(const UpdateRates& rates, const std::vector<std::string>& pieces);
 

@@ -192,6 +192,15 @@ absl::Status SafetensorsFile::Read(const std::string& name, uint64_t first_eleme
   return absl::OkStatus();
 }
 
+absl::StatusOr<absl::string_view> SafetensorsFile::Bytes(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) {
+    return absl::NotFoundError(absl::StrCat("'", path_, "' has no tensor '", name, "'"));
+  }
+  const SafetensorsEntry& entry = found->second;
+  return absl::string_view(mapped_ + data_offset_ + entry.begin, entry.end - entry.begin);
+}
+
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& path, const std::vector<NamedShape>& tensors,
     const std::map<std::string, std::string>& metadata) {
@@ -202,9 +211,10 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   for (const NamedShape& tensor : tensors) {
     uint64_t elements = 0;
     ISTHMUS_CHECK(Elements(tensor.shape, &elements));
-    const uint64_t end = offset + elements * sizeof(float);
-    header[tensor.name] = {
-        {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+    const uint64_t end = offset + elements * (tensor.is_bytes ? 1 : sizeof(float));
+    header[tensor.name] = {{"dtype", tensor.is_bytes ? "U8" : "F32"},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = header.dump();
@@ -222,9 +232,17 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
 absl::Status SafetensorsWriter::Write(absl::Span<const float> values) {
   uint64_t elements = 0;
   ISTHMUS_CHECK(written_ < tensors_.size() && Elements(tensors_[written_].shape, &elements) &&
-                elements == values.size());
+                elements == values.size() && !tensors_[written_].is_bytes);
   ++written_;
   return file_->Write(values.data(), values.size() * sizeof(float));
+}
+
+absl::Status SafetensorsWriter::WriteBytes(absl::string_view bytes) {
+  uint64_t elements = 0;
+  ISTHMUS_CHECK(written_ < tensors_.size() && Elements(tensors_[written_].shape, &elements) &&
+                elements == bytes.size() && tensors_[written_].is_bytes);
+  ++written_;
+  return file_->Write(bytes.data(), bytes.size());
 }
 
 absl::Status SafetensorsWriter::Finish() {

@@ -1,6 +1,6 @@
 // Files of tensors in the safetensors format (github.com/huggingface/safetensors): 8 bytes little
-// endian length of a JSON header, the header, the values row-major and little endian. Written is
-// float32; read are float32, float16 and bfloat16.
+// endian length of a JSON header, the header, the values row-major and little endian. Written are
+// float32 and bytes; read are float32, float16 and bfloat16.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "worker/whole_file.h"
 
@@ -42,6 +43,8 @@ class SafetensorsFile {
   // that it does not have. NOT_FOUND: no such tensor.
   absl::Status Read(const std::string& name, uint64_t first_element,
                     absl::Span<float> values) const;
+  // All bytes of a tensor as they lie in the file; for as long as this object lives. NOT_FOUND.
+  absl::StatusOr<absl::string_view> Bytes(const std::string& name) const;
 
  private:
   SafetensorsFile() = default;
@@ -58,6 +61,7 @@ class SafetensorsFile {
 struct NamedShape {
   std::string name;
   std::vector<int64_t> shape;
+  bool is_bytes = false;  // dtype U8 instead of F32
 };
 
 // Writes a file, tensor after tensor; it appears under its name when Finish returns OK, whole.
@@ -71,6 +75,8 @@ class SafetensorsWriter {
 
   // All elements of the next tensor, in the order given to Create.
   absl::Status Write(absl::Span<const float> values);
+  // The same for one of bytes.
+  absl::Status WriteBytes(absl::string_view bytes);
   absl::Status Finish();
 
  private:

@@ -1,5 +1,6 @@
 #include "worker/trainer.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/sha256.h"
@@ -19,17 +21,11 @@
 #include "spec/manifest.h"
 #include "spec/run_spec.h"
 #include "worker/checkpoint.h"
+#include "worker/contribution_digest.h"
 #include "worker/whole_file.h"
 
 namespace isthmus {
 namespace {
-
-// Whether the node's samples of the step are in the update: those of an earlier attempt too, which
-// its agent does not settle with the present trainers.
-bool NamesNode(const v1::UpdateRecord& record, const std::string& node) {
-  return std::any_of(record.included().begin(), record.included().end(),
-                     [&](const auto& included) { return included.node() == node; });
-}
 
 // A node that is too slow for every round need not say so at every round.
 constexpr int64_t kTellSkippedEveryMs = 10000;
@@ -63,6 +59,9 @@ absl::Status CheckTrainerFiles(const TrainerOptions& options, int rank) {
   }
   if (!options.start_file.empty()) {
     ISTHMUS_RETURN_IF_ERROR(Checkpoint::Open(options.start_file).status());
+  }
+  if (!options.checkpoint_dir.empty()) {
+    ISTHMUS_RETURN_IF_ERROR(CheckCheckpointFolder(options.checkpoint_dir));
   }
   if (rank != 0) return absl::OkStatus();
   if (!options.save_file.empty()) ISTHMUS_RETURN_IF_ERROR(CheckCanSave(options.save_file));
@@ -115,16 +114,21 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
 
 absl::Status Trainer::Run() {
   started_ms_ = clock_.NowMs();
+  replays_ = spec_.deterministic() && replica_->method().keeps_own();
+  if (spec_.deterministic()) UseDeterministicKernels();
+  ISTHMUS_RETURN_IF_ERROR(OpenCheckpoints());
   ISTHMUS_ASSIGN_OR_RETURN(summary_.start_loss, replica_->HeldOutLoss(*data_));
-  if (progress_ != nullptr) progress_->StartLoss(summary_.start_loss);
+  if (progress_ != nullptr) progress_->StartLoss(summary_.start_loss, applied_round_);
   ISTHMUS_RETURN_IF_ERROR(Join());
   for (;;) {
-    ISTHMUS_ASSIGN_OR_RETURN(const std::optional<v1::RoundOpened> opened, NextRound());
-    if (!opened.has_value()) break;
-    ISTHMUS_RETURN_IF_ERROR(Contribute(*opened));
+    ISTHMUS_ASSIGN_OR_RETURN(const std::optional<RankClient::Next> next,
+                             replays_ ? NextToReplay() : NextRound());
+    if (!next.has_value()) break;
+    ISTHMUS_RETURN_IF_ERROR(Contribute(*next));
     const int64_t submitted_ms = clock_.NowMs();
-    ISTHMUS_RETURN_IF_ERROR(ApplyThrough(opened->round()));
+    ISTHMUS_RETURN_IF_ERROR(ApplyContributed(next->opened.round()));
     report_.wait_ms = static_cast<double>(clock_.NowMs() - submitted_ms);
+    ISTHMUS_RETURN_IF_ERROR(Checkpoint());
     ISTHMUS_RETURN_IF_ERROR(CountBytes(&report_));
     ISTHMUS_RETURN_IF_ERROR(Evaluate(&report_));
     if (progress_ != nullptr) progress_->Round(report_);
@@ -139,13 +143,14 @@ absl::Status Trainer::Join() {
   request.set_role(v1::ROLE_RANK);
   *request.mutable_manifest() = replica_->model().manifest();
   request.set_fingerprint(Fingerprint(request.manifest()));
-  ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_state_sha256(), replica_->StateSha256(0));
+  ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_state_sha256(), replica_->StateSha256(step_));
+  request.set_last_round(applied_round_);
+  request.set_last_update_sha256(applied_sha256_);
 
   v1::RankInfo* info = request.mutable_rank();
   info->set_rank(static_cast<uint32_t>(options_.group->rank()));
   info->set_ranks(static_cast<uint32_t>(options_.group->ranks()));
-  *info->mutable_group_id() = RandomBytes(kGroupIdBytes);
-  ISTHMUS_RETURN_IF_ERROR(options_.group->Broadcast(info->mutable_group_id()));
+  info->set_group_id(group_id_);
   for (const auto& [begin, end] : replica_->ranges()) {
     v1::ChunkRange* range = info->add_ranges();
     range->set_begin(begin);
@@ -155,10 +160,13 @@ absl::Status Trainer::Join() {
   ISTHMUS_ASSIGN_OR_RETURN(const std::string fingerprint, data_->Fingerprint());
   AddSetting(info, "data_tokens_sha256", HexPrefix(fingerprint, 16));
   ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_heldout_sha256(), data_->held_out().Sha256());
-  return options_.client->Join(request).status();
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse joined, options_.client->Join(request));
+  attempt_ = joined.attempt();
+  if (applied_round_ > 0) options_.client->Checkpointed(applied_round_);
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<v1::RoundOpened>> Trainer::NextRound() {
+absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
   // Ranks hear of rounds one by one. Where a round closed without this node, one rank may see it
   // open and another one already the next; all go on with the latest. Past the last one: finished.
   const uint64_t finished = spec_.steps() + 1;
@@ -180,17 +188,20 @@ absl::StatusOr<std::optional<v1::RoundOpened>> Trainer::NextRound() {
     if (round < wanted) ISTHMUS_RETURN_IF_ERROR(ApplyThrough(wanted - 1));
   }
   ISTHMUS_RETURN_IF_ERROR(ApplyThrough(opened ? opened->base_round() : spec_.steps()));
-  return opened;
+  if (!opened.has_value()) return std::optional<RankClient::Next>();
+  return std::optional<RankClient::Next>({*opened, /*closed=*/false});
 }
 
-absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
+absl::Status Trainer::Contribute(const RankClient::Next& next) {
+  const v1::RoundOpened& opened = next.opened;
   report_ = RoundReport();
   TellSkipped(/*at_once=*/false);
   ISTHMUS_ASSIGN_OR_RETURN(const TokenRows rows, data_->Step(opened.step()));
   ISTHMUS_ASSIGN_OR_RETURN(const double loss, replica_->ForwardBackward(rows));
-  // Squares of the gradient, loss: sums over the node.
-  std::array<double, 2> sums = {replica_->GradientSquares(), loss};
+  // Squares of the gradient, loss, squares of a residual that was dropped: sums over the node.
+  std::array<double, 3> sums = {replica_->GradientSquares(), loss, dropped_squares_};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
+  TellDropped(sums[2]);
   const int ranks = options_.group->ranks();
   report_.loss = sums[1] / ranks;
   report_.tokens = data_->tokens_per_step() * static_cast<uint64_t>(ranks);
@@ -199,11 +210,9 @@ absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
     std::array<double, 1> tensor = {static_cast<double>(replica_->NonFiniteTensor())};
     ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(tensor)));
     const Grid& grid = replica_->model().grid();
-    const std::string reason =
-        absl::StrCat("non-finite gradient in '",
-                     grid.tensor_name(static_cast<uint32_t>(std::max(tensor[0], 0.0))), "'");
-    LogWarning("abstained", {{"round", absl::StrCat(opened.round())}, {"reason", reason}});
-    options_.client->Abstain(opened, reason);
+    Send(next, absl::InvalidArgumentError(absl::StrCat(
+                   "non-finite gradient in '",
+                   grid.tensor_name(static_cast<uint32_t>(std::max(tensor[0], 0.0))), "'")));
     return absl::OkStatus();
   }
   const double norm = std::sqrt(sums[0]);
@@ -211,16 +220,31 @@ absl::Status Trainer::Contribute(const v1::RoundOpened& opened) {
   const bool clip_here = spec_.codec().kind() != v1::CODEC_KIND_DENSE;
   const double limit = clip_here ? spec_.optimizer().clip_norm() : 0;
   const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
-  auto pieces = replica_->Encode(opened.round(), FloatOfBits(opened.lr_bits()), scale);
-  if (!pieces.ok()) {
-    LogWarning("abstained", {{"round", absl::StrCat(opened.round())},
-                             {"reason", std::string(pieces.status().message())}});
-    options_.client->Abstain(opened,
-                             std::string(pieces.status().message().substr(0, kReasonBytesMax)));
-    return absl::OkStatus();
-  }
-  options_.client->Submit(opened, *std::move(pieces), data_->tokens_per_step());
+  Send(next, replica_->Encode(opened.round(), FloatOfBits(opened.lr_bits()), scale));
   return absl::OkStatus();
+}
+
+// Or abstains, for the reason that `pieces` gives. What is replayed is not sent.
+void Trainer::Send(const RankClient::Next& next, absl::StatusOr<std::vector<std::string>> pieces) {
+  const std::string round = absl::StrCat(next.opened.round());
+  encoded_blocks_.clear();
+  if (!pieces.ok()) {
+    const std::string reason(pieces.status().message());
+    LogWarning("abstained", {{"round", round}, {"reason", reason}});
+    if (!next.closed) options_.client->Abstain(next.opened, reason.substr(0, kReasonBytesMax));
+    return;
+  }
+  encoded_round_ = next.opened.round();
+  if (replays_) {
+    absl::StatusOr<std::string> blocks = BlockHashes(replica_->model().grid(), *pieces);
+    ISTHMUS_CHECK(blocks.ok());  // our own pieces
+    encoded_blocks_ = *std::move(blocks);
+  }
+  if (next.closed) {
+    ++summary_.replayed_rounds;
+    return;
+  }
+  options_.client->Submit(next.opened, *std::move(pieces), data_->tokens_per_step());
 }
 
 absl::Status Trainer::ApplyThrough(uint64_t round) {
@@ -239,18 +263,21 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
     return absl::InternalError(absl::StrCat("the agent sent the update of round ", record.round(),
                                             "; the next one here is ", applied_round_ + 1));
   }
+  if (residual_restored_) JudgeRestoredResidual(update);
   replica_->Settle(record.round(), update.included);
   const UpdateRates rates = {FloatOfBits(record.lr_bits()), FloatOfBits(record.weight_decay_bits()),
                              FloatOfBits(record.norm_bits())};
   ISTHMUS_RETURN_IF_ERROR(replica_->Apply(rates, update.committed->pieces));
   applied_round_ = record.round();
+  applied_sha256_ = record.sha256();
   step_ = record.step();
   ++summary_.rounds;
   update_bytes_ += record.payload_bytes();
   report_.round = record.round();
   report_.step = record.step();
   report_.included = update.included;
-  skipped_.Applied(record.step(), NamesNode(record, node_));
+  // The node's samples of an earlier attempt count, too, though that is not settled here.
+  skipped_.Applied(record.step(), !MergedDigest(record).empty());
   summary_.skipped_steps = report_.skipped_steps = skipped_.steps();
   summary_.skipped_sequences = report_.skipped_sequences =
       skipped_.steps() * spec_.data().sequences_per_node();
@@ -296,6 +323,13 @@ absl::Status Trainer::Evaluate(RoundReport* report) {
 
 absl::Status Trainer::Finish() {
   TellSkipped(/*at_once=*/true);
+  std::array<double, 1> dropped = {dropped_squares_};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(dropped)));
+  TellDropped(dropped[0]);
+  if (checkpoints_ != nullptr) {
+    checkpoints_->Wait();
+    TellCheckpoint();
+  }
   if (report_.val_loss.has_value() && report_.step == step_) {
     summary_.val_loss = *report_.val_loss;
   } else {
@@ -327,6 +361,12 @@ absl::Status Trainer::Finish() {
   }
   if (options_.summary_file.empty()) return absl::OkStatus();
   return WriteFileWhole(options_.summary_file, SummaryJson(summary_) + "\n");
+}
+
+// Those of LibTorch that would not give the same bits twice are left out (design rule 12).
+void Trainer::UseDeterministicKernels() {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
 void SetTorchThreads(int threads) {

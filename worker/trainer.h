@@ -7,6 +7,13 @@
 //   clip by the node's gradient norm; nothing finite: the node abstains and names the tensor
 //   momentum, DCT, top-k -> pieces -> agent
 //   the committed update comes back -> settle -> the same step on every node -> acknowledge
+//   now and then: a checkpoint
+//
+// Recovery (design rule 12). From a checkpoint of round r the ranks join with r, and the updates
+// after it come on the watch.
+//   replay   deterministic mode, where no round goes on without this node: each update's
+//            contribution is computed anew, and settled if its digest is the one that was merged
+//   fresh    else: the residual is set to zero, unless nothing was missed
 #pragma once
 
 #include <cstdint>
@@ -24,6 +31,7 @@
 #include "worker/rank_data.h"
 #include "worker/replica.h"
 #include "worker/skipped_steps.h"
+#include "worker/train_checkpoints.h"
 
 namespace isthmus {
 
@@ -37,6 +45,9 @@ struct TrainerOptions {
   std::string save_file;
   std::string summary_file;
   std::string metrics_file;
+  // Folder for checkpoints to start again from, one a rank or one for all; empty: none.
+  std::string checkpoint_dir;
+  uint64_t checkpoint_every = 0;  // rounds; with a folder at least 1
   int sample_bytes = 0;
   std::string sample_prompt = "The ";
   int threads = 1;
@@ -66,14 +77,37 @@ class Trainer {
 
  private:
   explicit Trainer(const TrainerOptions& options) : options_(options) {}
+  static void UseDeterministicKernels();
 
+  // Of all ranks: takes up the newest checkpoint, if there is one.
+  absl::Status OpenCheckpoints();
+  absl::Status Resume();
+  TrainFacts Facts() const;
   absl::Status Join();
-  // The next round that all ranks of the node contribute to; nullopt: finished.
-  absl::StatusOr<std::optional<v1::RoundOpened>> NextRound();
-  absl::Status Contribute(const v1::RoundOpened& opened);
+  // The next round that all ranks of the node contribute to; nullopt: finished. With replay every
+  // round is one, also those that have closed.
+  absl::StatusOr<std::optional<RankClient::Next>> NextRound();
+  absl::StatusOr<std::optional<RankClient::Next>> NextToReplay();
+  absl::Status Contribute(const RankClient::Next& next);
+  void Send(const RankClient::Next& next, absl::StatusOr<std::vector<std::string>> pieces);
   // Applies updates, in order, up to the one of `round`.
   absl::Status ApplyThrough(uint64_t round);
+  // The same for the round that was contributed to.
+  absl::Status ApplyContributed(uint64_t round);
   absl::Status Apply(const RankClient::Update& update);
+  // Whether what this node computed for the round was merged. Of all ranks.
+  absl::StatusOr<bool> WasMerged(const RankClient::Update& update);
+  // What a checkpoint's residual is worth when the first update after it has come.
+  void JudgeRestoredResidual(const RankClient::Update& update);
+  // The digest of this node's contribution that the record lists; empty: none.
+  std::string MergedDigest(const v1::UpdateRecord& record) const;
+  void DropResidual(const std::string& why);
+  // Counts and logs it, by rank 0, with the squares of all ranks; 0: nothing was dropped.
+  void TellDropped(double squares);
+  // Of all ranks, when all have applied the same round: begins a checkpoint when one is due.
+  absl::Status Checkpoint();
+  // Tells the agent of the newest that is on disk.
+  void TellCheckpoint();
   // Logs, by rank 0, what was skipped since it last did; now and then only unless `at_once`.
   void TellSkipped(bool at_once);
   // The bytes of all ranks so far, after the update: what was sent for it is counted.
@@ -90,7 +124,19 @@ class Trainer {
   std::unique_ptr<Progress> progress_;  // of rank 0
   uint64_t update_bytes_ = 0;  // of updates; they cross the WAN once for all ranks of a node
   uint64_t applied_round_ = 0;
+  std::string applied_sha256_;  // of that round's record
   uint64_t step_ = 0;
+  uint64_t encoded_round_ = 0;      // the last one that Encode was called for
+  std::string encoded_blocks_;      // hashes of this rank's blocks of it (replay)
+  bool replays_ = false;            // computes for every round, exactly
+  bool residual_restored_ = false;  // from a checkpoint, and no update has come since
+  double dropped_squares_ = 0;      // of this rank's residual, since it was last told
+
+  std::unique_ptr<TrainCheckpoints> checkpoints_;
+  std::string start_state_sha256_, group_id_;
+  uint64_t attempt_ = 0;
+  uint64_t checkpoint_round_ = 0;  // the last that was begun
+  uint64_t told_checkpoint_ = 0;   // to the agent
   SkippedSteps skipped_;
   std::optional<int64_t> told_skipped_ms_;
   RoundReport report_;  // of the round under way

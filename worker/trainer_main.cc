@@ -45,6 +45,9 @@ ABSL_FLAG(std::string, save, "",
           "FOLDER/ or FILE.safetensors for the trained model (rank 0 writes it)");
 ABSL_FLAG(std::string, summary_file, "", "JSON file for the result (rank 0 writes it)");
 ABSL_FLAG(std::string, metrics_file, "", "file for a JSON line a round (rank 0 writes it)");
+ABSL_FLAG(std::string, checkpoint_dir, "",
+          "folder for this node's checkpoints; trainers started again go on from the newest");
+ABSL_FLAG(int64_t, checkpoint_every, 0, "rounds between two checkpoints; default: 100");
 ABSL_FLAG(int, sample, 0, "bytes of text to generate at the end");
 ABSL_FLAG(std::string, sample_prompt, "The ", "what the text begins with");
 ABSL_FLAG(int, threads, 1, "threads to compute with");
@@ -67,6 +70,8 @@ namespace isthmus {
 namespace {
 
 constexpr char kVersion[] = "0.1.0";
+// Less than a minute of rounds lost where a round takes half a second.
+constexpr uint64_t kCheckpointEveryDefault = 100;
 
 std::atomic<bool> stop_requested{false};
 
@@ -206,6 +211,13 @@ absl::Status CheckFlags(const std::vector<std::string>& words) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--micro_batch is ", absl::GetFlag(FLAGS_micro_batch), "; it must be 0 or more"));
   }
+  const bool has_folder = !absl::GetFlag(FLAGS_checkpoint_dir).empty();
+  const int64_t every = absl::GetFlag(FLAGS_checkpoint_every);
+  if (every < 0 || every > static_cast<int64_t>(kStepsMax) || (every > 0 && !has_folder)) {
+    return absl::InvalidArgumentError(absl::StrCat("--checkpoint_every is ", every,
+                                                   "; it must be 0 (the default) to ", kStepsMax,
+                                                   ", and wants a --checkpoint_dir"));
+  }
   if (absl::GetFlag(FLAGS_sample) < 0 || absl::GetFlag(FLAGS_sample) > kSampleBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("--sample is ", absl::GetFlag(FLAGS_sample),
                                                    "; it must be 0 to ", kSampleBytesMax));
@@ -236,6 +248,9 @@ TrainerOptions ReadTrainerOptions() {
   options.save_file = absl::GetFlag(FLAGS_save);
   options.summary_file = absl::GetFlag(FLAGS_summary_file);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
+  const int64_t every = absl::GetFlag(FLAGS_checkpoint_every);
+  options.checkpoint_every = every > 0 ? static_cast<uint64_t>(every) : kCheckpointEveryDefault;
   options.sample_bytes = absl::GetFlag(FLAGS_sample);
   options.sample_prompt = absl::GetFlag(FLAGS_sample_prompt);
   options.threads = absl::GetFlag(FLAGS_threads);

@@ -11,20 +11,18 @@
 #include "base/status_macros.h"
 
 namespace isthmus {
-namespace {
 
 // The new name is on disk only when its folder is.
-bool SyncFolderOf(const std::string& path) {
+absl::Status SyncFolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   const int file = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return false;
-  const bool synced = fsync(file) == 0 || errno == EINVAL;  // some file systems cannot
-  close(file);
-  return synced;
+  const bool synced = file >= 0 && (fsync(file) == 0 || errno == EINVAL);  // some cannot
+  const int error = errno;
+  if (file >= 0) close(file);
+  if (synced) return absl::OkStatus();
+  return absl::ErrnoToStatus(error, absl::StrCat("cannot write '", path, "'"));
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<WholeFile>> WholeFile::Create(const std::string& path) {
   auto file = std::unique_ptr<WholeFile>(new WholeFile(path));
@@ -54,7 +52,7 @@ absl::Status WholeFile::Finish() {
   int error = errno;
   std::fclose(std::exchange(file_, nullptr));
   if (flushed && std::rename(temporary_path_.c_str(), path_.c_str()) == 0) {
-    return SyncFolderOf(path_) ? absl::OkStatus() : Error(errno);
+    return SyncFolderOf(path_);
   }
   if (flushed) error = errno;
   unlink(temporary_path_.c_str());

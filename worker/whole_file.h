@@ -37,6 +37,10 @@ class WholeFile {
 // Writes `text` to `path`.
 absl::Status WriteFileWhole(const std::string& path, const std::string& text);
 
+// Puts the names in the folder that `path` lies in on disk. Where a file system cannot, that is
+// well.
+absl::Status SyncFolderOf(const std::string& path);
+
 // Whether a file may be made at `path`: it is no folder itself, and the folder that it lies in is
 // there and this process may write to it.
 absl::Status CheckCanWrite(const std::string& path);

@@ -26,6 +26,7 @@ run: "small"
 seed: 7
 steps: {steps}
 quorum: {quorum}
+deterministic: {deterministic}
 nodes {{ name: "a" }}
 nodes {{ name: "b" }}
 model {{ layers: 1 heads: 2 width: 64 context: 32 vocab: 256 {frozen} }}
@@ -52,14 +53,24 @@ class SystemCase(unittest.TestCase):
         path.write_text(" ".join(draw.choice(WORDS) for _ in range(40_000)))
         return path
 
-    def cluster(self, ranks, steps=12, quorum=0, deadline_ms=0, frozen=None):
-        """A run of nodes a and b that is stopped when the test ends."""
-        folder = self.folder / "run"
+    def cluster(
+        self,
+        ranks,
+        steps=12,
+        quorum=0,
+        deadline_ms=0,
+        frozen=None,
+        deterministic=False,
+        name="run",
+    ):
+        """A run of nodes a and b that is stopped when the test ends, in a folder with a name."""
+        folder = self.folder / name
         folder.mkdir()
         text = SPEC.format(
             steps=steps,
             quorum=quorum,
             deadline_ms=deadline_ms,
+            deterministic=str(deterministic).lower(),
             frozen=f'frozen: "{frozen}"' if frozen else "",
         )
         cluster = Cluster(BINARIES, folder, text, ranks)

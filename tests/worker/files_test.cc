@@ -133,7 +133,7 @@ TEST(Progress, ShowsHeldOutLossOnceAndBytesARound) {
   testing::internal::CaptureStdout();
   auto progress = Progress::Start(2, /*quiet=*/false, "");
   ASSERT_TRUE(progress.ok()) << progress.status();
-  (*progress)->StartLoss(5);
+  (*progress)->StartLoss(5, 0);
   RoundReport report;
   report.step = 1;
   report.applied = 10;  // nine of them caught up with

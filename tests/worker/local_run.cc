@@ -55,23 +55,33 @@ class LocalClient final : public RankClient {
   absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) override {
     const absl::Status joined = run_->Join(request);
     if (!joined.ok()) return joined;
+    applied_ = request.last_round();
     return FetchSpec();
   }
-  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate&) override {
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply) override {
     std::unique_lock<std::mutex> lock(run_->mutex_);
-    const uint64_t round = opened_ + 1;
-    run_->changed_.wait(lock, [&] { return run_->updates_.size() + 1 >= round; });
-    if (round > run_->spec_.steps()) return std::optional<v1::RoundOpened>();
-    opened_ = round;
-    v1::RoundOpened opened;
-    opened.set_round(round);
-    opened.set_base_round(round - 1);
-    opened.set_step(round);
-    opened.set_lr_bits(BitsOf(LearningRate(run_->spec_, round)));
-    return std::optional<v1::RoundOpened>(opened);
+    for (;;) {
+      if (run_->updates_.size() > applied_) {
+        lock.unlock();
+        const auto update = WaitUpdate();
+        if (const absl::Status applied = apply(*update); !applied.ok()) return applied;
+        lock.lock();
+        continue;
+      }
+      if (applied_ == run_->spec_.steps()) return std::optional<v1::RoundOpened>();
+      if (opened_ < applied_ + 1) return std::optional<v1::RoundOpened>(Open());
+      run_->changed_.wait(lock);
+    }
+  }
+  absl::StatusOr<std::optional<Next>> WaitNext() override {
+    std::unique_lock<std::mutex> lock(run_->mutex_);
+    if (applied_ == run_->spec_.steps()) return std::optional<Next>();
+    const bool closed = run_->updates_.size() > applied_;
+    return std::optional<Next>({Open(), closed});
   }
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces, uint64_t) override {
     counters_.bytes_up += Size(pieces);
+    submitted_ = opened.round();
     run_->Done(node_, opened.round(), std::move(pieces), "");
   }
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override {
@@ -83,20 +93,37 @@ class LocalClient final : public RankClient {
     Update update;
     update.committed = run_->updates_[applied_++];
     for (const auto& included : update.committed->record.included()) {
-      update.included |= included.node() == node_;
+      // As an agent says it: whether what the present trainers sent was merged.
+      update.included |= included.node() == node_ && submitted_ == update.committed->record.round();
     }
     counters_.bytes_down += Size(update.committed->pieces);
     return update;
   }
   void Acknowledge(const Update&) override {}
+  void Checkpointed(uint64_t round) override {
+    std::lock_guard<std::mutex> lock(run_->mutex_);
+    run_->checkpointed_[node_] = round;
+  }
   void Leave(const std::string&) override {}
   SessionCounters counters() const override { return counters_; }
 
  private:
+  // The round after the last one taken. With the lock held.
+  v1::RoundOpened Open() {
+    opened_ = applied_ + 1;
+    v1::RoundOpened opened;
+    opened.set_round(opened_);
+    opened.set_base_round(applied_);
+    opened.set_step(opened_);
+    opened.set_lr_bits(BitsOf(LearningRate(run_->spec_, opened_)));
+    return opened;
+  }
+
   LocalRun* run_;
   std::string node_;
   int rank_;
   uint64_t opened_ = 0;
+  uint64_t submitted_ = 0;
   uint64_t applied_ = 0;
   SessionCounters counters_;
 };
@@ -153,7 +180,13 @@ void LocalRun::Commit(uint64_t round) {
   for (const auto& [node, mine] : round_) {
     const std::vector<std::string>& out = left_out_[round];
     if (mine.abstained || std::find(out.begin(), out.end(), node) != out.end()) continue;
-    record.add_included()->set_node(node);
+    std::vector<const std::string*> pieces;
+    for (const std::string& piece : mine.pieces) pieces.push_back(&piece);
+    const auto digest = PayloadDigest(*grid_, pieces);
+    ISTHMUS_CHECK(digest.ok());
+    v1::IncludedContribution* included = record.add_included();
+    included->set_node(node);
+    included->set_digest(*digest);
     senders.push_back(ChunksOf(*grid_, mine.pieces));
   }
   record.set_is_void(senders.empty());

@@ -41,6 +41,8 @@ class LocalRun {
   const std::vector<std::string>& abstain_reasons() const { return abstain_reasons_; }
   const std::vector<std::shared_ptr<const CommittedUpdate>>& updates() const { return updates_; }
   const std::vector<v1::JoinRunRequest>& joins() const { return joins_; }
+  // The newest checkpoint that ranks of each node told.
+  const std::map<std::string, uint64_t>& checkpointed() const { return checkpointed_; }
 
  private:
   friend class LocalClient;
@@ -61,6 +63,7 @@ class LocalRun {
   std::condition_variable changed_;
   std::optional<Grid> grid_;
   std::vector<v1::JoinRunRequest> joins_;
+  std::map<std::string, uint64_t> checkpointed_;
   std::map<std::string, NodeRound> round_;  // of the open round, by node
   std::map<uint64_t, std::vector<std::string>> left_out_;
   std::vector<std::string> abstain_reasons_;

@@ -46,6 +46,13 @@ BENCHMARKS = {
         timeout_min=15,
         about="one DeMo step of 10.5 M parameters beside the Python package and the memory floor",
     ),
+    "faults": Benchmark(
+        script="faults.py",
+        targets=["//:coordinator", "//:agent", "//:trainer"],
+        environment=None,
+        timeout_min=45,
+        about="processes killed at random: the run ends as the undisturbed one, bit for bit",
+    ),
     "parity": Benchmark(
         script="parity.py",
         targets=["//:coordinator", "//:agent", "//:trainer"],

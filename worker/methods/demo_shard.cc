@@ -1,5 +1,6 @@
 #include "worker/methods/demo_shard.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -134,6 +135,54 @@ void DemoShard::GiveBack(const Pending& pending) {
         });
     ISTHMUS_CHECK(status.ok());
   });
+}
+
+MethodState DemoShard::State() const {
+  MethodState state = Method::State();
+  state.residual = residual_;
+  for (const auto& [round, pending] : pending_) {
+    state.pending.push_back({round, pending.decay, pending.pieces});
+  }
+  return state;
+}
+
+absl::Status DemoShard::SetState(MethodState state) {
+  ISTHMUS_RETURN_IF_ERROR(CheckSameSizes("residual", residual_, state.residual));
+  if (state.pending.size() > kPendingRoundsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a state has ", state.pending.size(), " pending rounds; the limit is ", kPendingRoundsMax));
+  }
+  std::map<uint64_t, Pending> pending;
+  for (PendingContribution& sent : state.pending) {
+    // To give one back, all of its pieces must be readable and of blocks that are held.
+    for (const std::string& bytes : sent.pieces) {
+      ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(grid(), bytes));
+      ISTHMUS_RETURN_IF_ERROR(ForEachChunk(grid(), piece, [&](uint64_t chunk, const Components&) {
+        if (held_->Find(grid().Place(chunk).block) != nullptr) return absl::OkStatus();
+        return absl::InvalidArgumentError(
+            absl::StrCat("a pending piece has ", grid().Describe(chunk), ", which is not held"));
+      }));
+    }
+    pending[sent.round] = {std::move(sent.pieces), sent.decay};
+  }
+  std::vector<std::vector<float>> residual = std::move(state.residual);
+  ISTHMUS_RETURN_IF_ERROR(Method::SetState(std::move(state)));
+  residual_ = std::move(residual);
+  pending_ = std::move(pending);
+  return absl::OkStatus();
+}
+
+double DemoShard::ResidualSquares() const {
+  double sum = 0;
+  for (const std::vector<float>& part : residual_) {
+    for (const float value : part) sum += static_cast<double>(value) * value;
+  }
+  return sum;
+}
+
+void DemoShard::DropResidual() {
+  for (std::vector<float>& part : residual_) std::fill(part.begin(), part.end(), 0.0f);
+  pending_.clear();
 }
 
 absl::Status DemoShard::Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,

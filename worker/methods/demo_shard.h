@@ -31,6 +31,11 @@ class DemoShard : public Method {
   void Settle(uint64_t round, bool included) override;
   absl::Status Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,
                      const std::vector<TensorPart<float>>& parameters) override;
+  MethodState State() const override;
+  absl::Status SetState(MethodState state) override;
+  bool keeps_own() const override { return true; }
+  double ResidualSquares() const override;
+  void DropResidual() override;
 
   // Momentum residual of the parts, in the order of Make.
   absl::Span<const float> residual(size_t part) const { return residual_[part]; }

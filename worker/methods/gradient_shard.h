@@ -27,6 +27,8 @@ class GradientShard : public Method {
   // `none`: steps with the gradient of the round settled last as included, if there is one.
   absl::Status Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,
                      const std::vector<TensorPart<float>>& parameters) override;
+  // A step with one's own gradient is part of what one holds.
+  bool keeps_own() const override { return options_.codec.kind() == v1::CODEC_KIND_NONE; }
 
  private:
   using Values = std::vector<std::vector<float>>;  // [part]

@@ -33,6 +33,20 @@ struct MethodOptions {
   int threads = 1;
 };
 
+// A contribution that was sent and is not settled yet.
+struct PendingContribution {
+  uint64_t round = 0;
+  float decay = 1.0f;               // product of the betas applied to the residual since
+  std::vector<std::string> pieces;  // as sent
+};
+
+// What a checkpoint holds of a method. Vectors over parts are in the order of MakeMethod.
+struct MethodState {
+  std::vector<std::vector<float>> residual;  // none where the method keeps none
+  std::vector<PendingContribution> pending;  // ascending by round
+  StepState step;
+};
+
 class Method {
  public:
   virtual ~Method() = default;
@@ -53,6 +67,20 @@ class Method {
   // chunk that is missing or there twice, other parts.
   virtual absl::Status Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,
                              const std::vector<TensorPart<float>>& parameters) = 0;
+
+  // A copy of all that a later process needs to go on as this one would, and the way back.
+  // Gradients that `none` holds between Encode and Apply are left out: a step begins with Encode.
+  // INVALID_ARGUMENT: a state of other parts.
+  virtual MethodState State() const { return {{}, {}, step_.state()}; }
+  virtual absl::Status SetState(MethodState state) { return step_.SetState(std::move(state.step)); }
+
+  // Whether it matters later what this node sent: a node that starts again from an older state must
+  // then compute its lost contributions anew, or do without what they left behind.
+  virtual bool keeps_own() const = 0;
+  // Sum of squares of the residual; 0 where there is none.
+  virtual double ResidualSquares() const { return 0; }
+  // Forgets the residual and what is pending (design rule 12, "fresh").
+  virtual void DropResidual() {}
 
   // Chunks held, ascending, disjoint, merged.
   const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return held_->ranges(); }

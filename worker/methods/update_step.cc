@@ -12,6 +12,21 @@
 
 namespace isthmus {
 
+absl::Status CheckSameSizes(absl::string_view what, const std::vector<std::vector<float>>& held,
+                            const std::vector<std::vector<float>>& given) {
+  if (held.size() != given.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("a state has the ", what, " of ", given.size(),
+                                                   " parts; there are ", held.size()));
+  }
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (held[i].size() == given[i].size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("the ", what, " of part ", i, " has ",
+                                                   given[i].size(), " values; it has ",
+                                                   held[i].size(), " elements"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<UpdateStep> UpdateStep::Make(std::shared_ptr<const HeldBlocks> held,
                                             const v1::CodecSpec& codec,
                                             const v1::OptimizerSpec& optimizer, int threads) {
@@ -23,8 +38,8 @@ absl::StatusOr<UpdateStep> UpdateStep::Make(std::shared_ptr<const HeldBlocks> he
   ISTHMUS_ASSIGN_OR_RETURN(step.decay_scale_, DecayScales(optimizer, names));
   if (optimizer.base() == v1::BASE_OPTIMIZER_ADAMW) {
     for (const HeldBlocks::Part& part : held->parts()) {
-      step.first_moments_.emplace_back(part.elements);
-      step.second_moments_.emplace_back(part.elements);
+      step.state_.first_moments.emplace_back(part.elements);
+      step.state_.second_moments.emplace_back(part.elements);
     }
   }
   step.held_ = std::move(held);
@@ -32,6 +47,15 @@ absl::StatusOr<UpdateStep> UpdateStep::Make(std::shared_ptr<const HeldBlocks> he
   step.optimizer_ = optimizer;
   step.threads_ = threads;
   return step;
+}
+
+absl::Status UpdateStep::SetState(StepState state) {
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSameSizes("first moment", state_.first_moments, state.first_moments));
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckSameSizes("second moment", state_.second_moments, state.second_moments));
+  state_ = std::move(state);
+  return absl::OkStatus();
 }
 
 absl::Status UpdateStep::CheckRates(const UpdateRates& rates) const {
@@ -51,10 +75,10 @@ UpdateStep::Rule UpdateStep::Begin(const UpdateRates& rates) {
   if (codec_.kind() == v1::CODEC_KIND_DENSE && clip > 0 && rates.norm > clip) {
     rule.clip_scale = clip / rates.norm;
   }
-  beta1_power_ *= static_cast<double>(optimizer_.beta1());
-  beta2_power_ *= static_cast<double>(optimizer_.beta2());
-  rule.bias1 = static_cast<float>(1.0 - beta1_power_);
-  rule.bias2 = static_cast<float>(1.0 - beta2_power_);
+  state_.beta1_power *= static_cast<double>(optimizer_.beta1());
+  state_.beta2_power *= static_cast<double>(optimizer_.beta2());
+  rule.bias1 = static_cast<float>(1.0 - state_.beta1_power);
+  rule.bias2 = static_cast<float>(1.0 - state_.beta2_power);
   for (const float scale : decay_scale_) {
     rule.decay_factor.push_back(DecayFactor(rates.lr, rates.weight_decay * scale));
   }
@@ -155,8 +179,8 @@ void UpdateStep::StepRow(uint32_t part_number, uint64_t first, const Rule& rule,
   adamw.decay_factor = decay;
   adamw.bias1 = rule.bias1;
   adamw.bias2 = rule.bias2;
-  AdamWStep(adamw, u, p, absl::MakeSpan(first_moments_[part_number]).subspan(first, u.size()),
-            absl::MakeSpan(second_moments_[part_number]).subspan(first, u.size()));
+  AdamWStep(adamw, u, p, absl::MakeSpan(state_.first_moments[part_number]).subspan(first, u.size()),
+            absl::MakeSpan(state_.second_moments[part_number]).subspan(first, u.size()));
 }
 
 }  // namespace isthmus

@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "worker/held_part.h"
@@ -31,6 +32,16 @@ struct UpdateRates {
   float weight_decay = 0;
   float norm = 0;  // of the merged values
 };
+
+// What the step carries from update to update: replicated state, as the parameters are.
+struct StepState {
+  std::vector<std::vector<float>> first_moments, second_moments;  // [part]; none with SGD
+  double beta1_power = 1, beta2_power = 1;  // running products over the updates applied
+};
+
+// INVALID_ARGUMENT: not as many values a part as are held; `what` names them.
+absl::Status CheckSameSizes(absl::string_view what, const std::vector<std::vector<float>>& held,
+                            const std::vector<std::vector<float>>& given);
 
 class UpdateStep {
  public:
@@ -51,8 +62,12 @@ class UpdateStep {
 
   bool has_moments() const { return optimizer_.base() == v1::BASE_OPTIMIZER_ADAMW; }
   // The moments, which belong to the replicated state: one span a part of Make. None with SGD.
-  const std::vector<std::vector<float>>& first_moments() const { return first_moments_; }
-  const std::vector<std::vector<float>>& second_moments() const { return second_moments_; }
+  const std::vector<std::vector<float>>& first_moments() const { return state_.first_moments; }
+  const std::vector<std::vector<float>>& second_moments() const { return state_.second_moments; }
+
+  const StepState& state() const { return state_; }
+  // Goes on from a state that state() gave. INVALID_ARGUMENT: moments of other parts.
+  absl::Status SetState(StepState state);
 
  private:
   // The constants of one step.
@@ -80,8 +95,7 @@ class UpdateStep {
   v1::OptimizerSpec optimizer_;
   std::vector<float> decay_scale_;  // [tensor]
   int threads_ = 1;
-  std::vector<std::vector<float>> first_moments_, second_moments_;  // [part]
-  double beta1_power_ = 1, beta2_power_ = 1;  // running products over the updates applied
+  StepState state_;
 };
 
 }  // namespace isthmus

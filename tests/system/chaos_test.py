@@ -1,0 +1,45 @@
+"""A run whose processes are killed at random ends as one that nobody disturbed, bit for bit."""
+
+import random
+import sys
+import time
+
+from system_case import BINARIES, ROOT, SystemCase
+from xml_report import main
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+from chaos import SupervisedRun, kill_at_random, supports  # noqa: E402
+
+ROUNDS = 40
+LIMIT_S = 55
+
+
+class Chaos(SystemCase):
+    def test_a_run_with_kills_ends_as_one_without(self):
+        deadline = time.monotonic() + LIMIT_S
+        seed = random.randrange(10**6)
+        print(f"seed {seed}", flush=True)
+        kinds = {"agent": 2, "rank": 2}
+        if supports(BINARIES["coordinator"], "state_dir"):
+            kinds["coordinator"] = 2
+        states = {}
+        for kills in ({}, kinds):
+            name = "disturbed" if kills else "undisturbed"
+            cluster = self.cluster({"a": 1, "b": 2}, steps=ROUNDS, deterministic=True, name=name)
+            flags = [f"--state_dir={cluster.folder}/store"] if "coordinator" in kinds else None
+            run = SupervisedRun(cluster, self.text, checkpoint_every=4, coordinator_flags=flags)
+            run.start()
+            done = kill_at_random(run, random.Random(seed), kills, ROUNDS, deadline, print)
+            self.assertEqual(dict(done), kills)
+            summaries = run.wait_finished(deadline)
+            self.assert_replicas_equal(summaries)
+            for summary in summaries.values():
+                self.assertEqual(summary["fresh_residuals"], 0, summaries)
+            states[name] = summaries["a"]["state_sha256"]
+            cluster.stop()
+        self.assertEqual(states["disturbed"], states["undisturbed"])
+
+
+if __name__ == "__main__":
+    main()

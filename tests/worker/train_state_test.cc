@@ -1,0 +1,198 @@
+// Files of a trainer's state: what is read is what was written, and damage shows.
+#include "worker/train_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "worker/train_checkpoints.h"
+
+namespace isthmus {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TrainState SmallState(uint64_t round) {
+  TrainState state;
+  TrainFacts& facts = state.facts;
+  facts.run = "small";
+  facts.node = "a";
+  facts.rank = 1;
+  facts.ranks = 2;
+  facts.group_id = std::string(16, 'g');
+  facts.fingerprint = std::string(32, 'f');
+  facts.start_state_sha256 = std::string(32, 's');
+  facts.round = round;
+  facts.step = round + 3;
+  facts.update_sha256 = std::string(32, 'u');
+  facts.attempt = 7;
+  state.parts = {{"z", 0, 3}, {"b", 64, 2}};  // not in the order of names
+  state.parameters = {{1.0f, -0.0f, 3e-42f}, {4.0f, 5.0f}};
+  state.method.residual = {{0.1f, 0.2f, 0.3f}, {0.4f, 0.5f}};
+  state.method.step.first_moments = {{7, 8, 9}, {10, 11}};
+  state.method.step.second_moments = {{12, 13, 14}, {15, 16}};
+  state.method.step.beta1_power = 0.9 * 0.9 * 0.9;
+  state.method.step.beta2_power = 0.1;
+  state.method.pending = {{round, 0.25f, {"piece", std::string("\0\1", 2)}}, {round + 1, 1.0f, {}}};
+  return state;
+}
+
+std::string ReadBytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+void WriteBytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+class TrainStateTest : public testing::Test {
+ protected:
+  TrainStateTest() {
+    folder_ =
+        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
+    path_ = folder_ + "/state.safetensors";
+  }
+  std::string folder_, path_;
+};
+
+TEST_F(TrainStateTest, WhatIsReadIsWhatWasWritten) {
+  const TrainState state = SmallState(12);
+  ASSERT_TRUE(WriteTrainState(path_, state).ok());
+  const auto read = ReadTrainState(path_, state.parts);
+  ASSERT_TRUE(read.ok()) << read.status();
+  // Written again it is the same file: no field was lost.
+  ASSERT_TRUE(WriteTrainState(path_ + "2", *read).ok());
+  EXPECT_EQ(ReadBytes(path_), ReadBytes(path_ + "2"));
+  EXPECT_EQ(read->parameters, state.parameters);
+  EXPECT_TRUE(std::signbit(read->parameters[0][1]));
+  EXPECT_EQ(read->method.residual, state.method.residual);
+  EXPECT_EQ(read->method.step.second_moments, state.method.step.second_moments);
+  EXPECT_EQ(read->method.step.beta1_power, state.method.step.beta1_power);
+  EXPECT_EQ(read->facts.step, 15u);
+  EXPECT_EQ(read->facts.attempt, 7u);
+  ASSERT_EQ(read->method.pending.size(), 2u);
+  EXPECT_EQ(read->method.pending[0].decay, 0.25f);
+  EXPECT_THAT(read->method.pending[0].pieces, ElementsAre("piece", std::string("\0\1", 2)));
+}
+
+TEST_F(TrainStateTest, PartsOfAnotherCutAreRefused) {
+  const TrainState state = SmallState(1);
+  ASSERT_TRUE(WriteTrainState(path_, state).ok());
+  for (const std::vector<StatePart>& parts : {std::vector<StatePart>{{"z", 0, 3}},
+                                              {{"z", 0, 3}, {"b", 0, 2}},
+                                              {{"z", 0, 3}, {"b", 64, 3}}}) {
+    EXPECT_EQ(ReadTrainState(path_, parts).status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+// Every cut and every flipped bit shows: nothing wrong is ever read as right.
+TEST_F(TrainStateTest, DamageShows) {
+  const TrainState state = SmallState(3);
+  ASSERT_TRUE(WriteTrainState(path_, state).ok());
+  const std::string whole = ReadBytes(path_);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    WriteBytes(path_, whole.substr(0, size));
+    const auto read = ReadTrainState(path_, state.parts);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << size << ": " << read.status();
+  }
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  int harmless = 0;
+  for (int i = 0; i < 2000; ++i) {
+    std::string bytes = whole;
+    bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+    WriteBytes(path_, bytes);
+    const auto read = ReadTrainState(path_, state.parts);
+    if (!read.ok()) continue;
+    ++harmless;  // in the one text that means nothing, "format", and in white space
+    ASSERT_TRUE(WriteTrainState(path_ + "2", *read).ok());
+    EXPECT_EQ(ReadBytes(path_ + "2"), whole);
+  }
+  EXPECT_LT(harmless, 100);
+}
+
+class CheckpointsTest : public TrainStateTest {
+ protected:
+  std::unique_ptr<TrainCheckpoints> Open(uint32_t rank = 1) {
+    auto opened = TrainCheckpoints::Open(folder_, rank, 2);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return *std::move(opened);
+  }
+};
+
+TEST_F(CheckpointsTest, TheNewestSetsThatAllRanksHaveStay) {
+  const auto checkpoints = Open();
+  for (uint64_t round : {10, 20, 30, 40}) {
+    checkpoints->Write(SmallState(round));
+    checkpoints->Wait();
+    EXPECT_EQ(checkpoints->newest(), round);
+  }
+  checkpoints->KeepFrom(30);  // a rank has not yet written 40
+  EXPECT_THAT(checkpoints->Rounds(), ElementsAre(40, 30, 20));
+  checkpoints->KeepFrom(40);
+  EXPECT_THAT(checkpoints->Rounds(), ElementsAre(40, 30));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/round-0000000020"));
+}
+
+TEST_F(CheckpointsTest, WhatACrashLeftBehindGoes) {
+  {
+    const auto checkpoints = Open();
+    for (uint64_t round : {10, 20}) {
+      checkpoints->Write(SmallState(round));
+      checkpoints->Wait();
+    }
+  }
+  const std::string part = Open()->PathOf(20) + ".part";
+  WriteBytes(part, "half");
+  const auto checkpoints = Open();
+  EXPECT_FALSE(std::filesystem::exists(part));
+  EXPECT_THAT(checkpoints->Rounds(), ElementsAre(20, 10));
+  checkpoints->Resume(10);  // the other rank has no 20
+  EXPECT_THAT(checkpoints->Rounds(), ElementsAre(10));
+  EXPECT_EQ(checkpoints->newest(), 10u);
+}
+
+TEST_F(CheckpointsTest, AnotherNumberOfRanksIsNamed) {
+  {
+    const auto checkpoints = Open();
+    checkpoints->Write(SmallState(10));
+  }
+  const auto opened = TrainCheckpoints::Open(folder_, 0, 4);
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(opened.status().message()),
+              HasSubstr("was made by 2 ranks, this node has 4; start 2 of them"));
+}
+
+TEST_F(CheckpointsTest, AFolderThatCannotBeIsNamed) {
+  WriteBytes(folder_ + "/file", "x");
+  EXPECT_THAT(std::string(CheckCheckpointFolder(folder_ + "/file").message()), HasSubstr("/file"));
+  EXPECT_FALSE(CheckCheckpointFolder(folder_ + "/no/where").ok());
+  EXPECT_TRUE(CheckCheckpointFolder(folder_ + "/new").ok());
+  EXPECT_TRUE(CheckCheckpointFolder(folder_).ok());
+}
+
+// A full disk: the run goes on, the last set stays.
+TEST_F(CheckpointsTest, AFileThatCannotBeWrittenCostsNothing) {
+  const auto checkpoints = Open();
+  checkpoints->Write(SmallState(10));
+  checkpoints->Wait();
+  WriteBytes(folder_ + "/round-0000000020", "a file where a folder should be");
+  checkpoints->Write(SmallState(20));
+  checkpoints->Wait();
+  EXPECT_EQ(checkpoints->newest(), 10u);
+  EXPECT_FALSE(checkpoints->writing());
+  EXPECT_THAT(checkpoints->Rounds(), ElementsAre(10));
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,332 @@
+#include "worker/train_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/limits.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "worker/safetensors.h"
+
+namespace isthmus {
+namespace {
+
+using Texts = std::map<std::string, std::string>;
+
+constexpr char kForm[] = "1";
+constexpr char kFormKey[] = "isthmus_checkpoint";
+constexpr char kShaKey[] = "sha256";
+constexpr char kPendingKey[] = "pending";
+constexpr char kBeta1Key[] = "beta1_power_bits";
+constexpr char kBeta2Key[] = "beta2_power_bits";
+
+constexpr char kParameters[] = "parameters";
+constexpr char kResidual[] = "residual";
+constexpr char kMoment1[] = "moment1";
+constexpr char kMoment2[] = "moment2";
+
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("checkpoint '", path, "' is damaged: ", what));
+}
+
+std::string PartName(absl::string_view kind, const StatePart& part) {
+  return absl::StrCat(kind, "/", part.tensor, "@", part.first_element);
+}
+
+std::string PieceName(uint64_t round, size_t piece) {
+  return absl::StrCat(kPendingKey, "/", round, "/", piece);
+}
+
+template <typename Bits, typename Float>
+Bits BitsOf(Float value) {
+  static_assert(sizeof(Bits) == sizeof(Float));
+  Bits bits = 0;
+  std::memcpy(&bits, &value, sizeof(value));
+  return bits;
+}
+
+template <typename Float, typename Bits>
+Float OfBits(Bits bits) {
+  static_assert(sizeof(Bits) == sizeof(Float));
+  Float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// The facts as texts, without the SHA-256.
+Texts TextsOf(const TrainState& state) {
+  const TrainFacts& facts = state.facts;
+  std::vector<std::string> pending;  // ROUND:DECAY_BITS:PIECES
+  for (const PendingContribution& sent : state.method.pending) {
+    pending.push_back(
+        absl::StrCat(sent.round, ":", BitsOf<uint32_t>(sent.decay), ":", sent.pieces.size()));
+  }
+  return {{kFormKey, kForm},
+          {"run", facts.run},
+          {"node", facts.node},
+          {"rank", absl::StrCat(facts.rank)},
+          {"ranks", absl::StrCat(facts.ranks)},
+          {"group_id", absl::BytesToHexString(facts.group_id)},
+          {"fingerprint", absl::BytesToHexString(facts.fingerprint)},
+          {"start_state_sha256", absl::BytesToHexString(facts.start_state_sha256)},
+          {"round", absl::StrCat(facts.round)},
+          {"step", absl::StrCat(facts.step)},
+          {"update_sha256", absl::BytesToHexString(facts.update_sha256)},
+          {"attempt", absl::StrCat(facts.attempt)},
+          {kBeta1Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta1_power))},
+          {kBeta2Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta2_power))},
+          {kPendingKey, absl::StrJoin(pending, ",")}};
+}
+
+// One tensor of the file.
+struct Entry {
+  NamedShape shape;
+  absl::string_view bytes;
+};
+
+std::vector<Entry> EntriesOf(const TrainState& state) {
+  std::vector<Entry> entries;
+  const auto add = [&](const char* kind, const std::vector<std::vector<float>>& values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const absl::string_view bytes(reinterpret_cast<const char*>(values[i].data()),
+                                    values[i].size() * sizeof(float));
+      entries.push_back(
+          {{PartName(kind, state.parts[i]), {static_cast<int64_t>(values[i].size())}}, bytes});
+    }
+  };
+  add(kParameters, state.parameters);
+  add(kResidual, state.method.residual);
+  add(kMoment1, state.method.step.first_moments);
+  add(kMoment2, state.method.step.second_moments);
+  for (const PendingContribution& sent : state.method.pending) {
+    for (size_t i = 0; i < sent.pieces.size(); ++i) {
+      entries.push_back({{PieceName(sent.round, i),
+                          {static_cast<int64_t>(sent.pieces[i].size())},
+                          /*is_bytes=*/true},
+                         sent.pieces[i]});
+    }
+  }
+  // As a reader's map has them.
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.shape.name < b.shape.name; });
+  return entries;
+}
+
+// Of all texts and tensors but the hash itself; both ascending by name.
+class StateHash {
+ public:
+  explicit StateHash(const Texts& texts) {
+    for (const auto& [key, text] : texts) {
+      if (key == kShaKey || key == "format") continue;
+      hash_.UpdateSized(key);
+      hash_.UpdateSized(text);
+    }
+  }
+  void Add(absl::string_view name, absl::string_view bytes) {
+    hash_.UpdateSized(name);
+    hash_.UpdateSized(bytes);
+  }
+  std::string Finish() { return absl::BytesToHexString(hash_.Finish()); }
+
+ private:
+  Sha256 hash_;
+};
+
+// Reads the texts; remembers the first that is wrong.
+class TextReader {
+ public:
+  explicit TextReader(const Texts* texts) : texts_(texts) {}
+  std::string Text(const char* key) {
+    const auto found = texts_->find(key);
+    if (found != texts_->end()) return found->second;
+    Wrong(key);
+    return "";
+  }
+  template <typename Number>
+  Number Read(const char* key) {
+    Number number = 0;
+    if (!absl::SimpleAtoi(Text(key), &number)) Wrong(key);
+    return number;
+  }
+  std::string Hex(const char* key, size_t bytes) {
+    const std::string text = Text(key);
+    const bool good =
+        text.size() == 2 * bytes && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (!good) Wrong(key);
+    return good ? absl::HexStringToBytes(text) : "";
+  }
+  void Wrong(const char* key) {
+    if (wrong_.empty()) wrong_ = key;
+  }
+  const std::string& wrong() const { return wrong_; }
+
+ private:
+  const Texts* texts_;
+  std::string wrong_;
+};
+
+absl::StatusOr<TrainFacts> FactsOf(const Texts& texts, const std::string& path) {
+  TextReader reader(&texts);
+  if (reader.Text(kFormKey) != kForm) {
+    return Damaged(path, "it is none, or one of another version");
+  }
+  TrainFacts facts;
+  facts.run = reader.Text("run");
+  facts.node = reader.Text("node");
+  facts.rank = reader.Read<uint32_t>("rank");
+  facts.ranks = reader.Read<uint32_t>("ranks");
+  facts.group_id = reader.Hex("group_id", kGroupIdBytes);
+  facts.fingerprint = reader.Hex("fingerprint", kSha256Bytes);
+  facts.start_state_sha256 = reader.Hex("start_state_sha256", kSha256Bytes);
+  facts.round = reader.Read<uint64_t>("round");
+  facts.step = reader.Read<uint64_t>("step");
+  facts.update_sha256 = reader.Hex("update_sha256", kSha256Bytes);
+  facts.attempt = reader.Read<uint64_t>("attempt");
+  if (facts.round == 0 || facts.round > kStepsMax) reader.Wrong("round");
+  if (!reader.wrong().empty()) {
+    return Damaged(path, absl::StrCat("its header has no good '", reader.wrong(), "'"));
+  }
+  return facts;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsFile>> OpenFile(const std::string& path) {
+  absl::StatusOr<std::unique_ptr<SafetensorsFile>> file = SafetensorsFile::Open(path);
+  if (file.ok() || !absl::IsInvalidArgument(file.status())) return file;
+  return Damaged(path, file.status().message());
+}
+
+absl::Status CheckSha256(const SafetensorsFile& file) {
+  StateHash hash(file.metadata());
+  for (const auto& [name, entry] : file.entries()) {
+    ISTHMUS_ASSIGN_OR_RETURN(const absl::string_view bytes, file.Bytes(name));
+    hash.Add(name, bytes);
+  }
+  const auto said = file.metadata().find(kShaKey);
+  const std::string found = hash.Finish();
+  if (said != file.metadata().end() && said->second == found) return absl::OkStatus();
+  return Damaged(file.path(), absl::StrCat("its content has SHA-256 ", found.substr(0, 12),
+                                           ", it says another one"));
+}
+
+absl::Status ReadParts(const SafetensorsFile& file, const char* kind,
+                       const std::vector<StatePart>& parts,
+                       std::vector<std::vector<float>>* values) {
+  for (const StatePart& part : parts) {
+    values->emplace_back(part.elements);
+    const absl::Status read = file.Read(PartName(kind, part), 0, absl::MakeSpan(values->back()));
+    if (!read.ok()) return Damaged(file.path(), read.message());
+  }
+  return absl::OkStatus();
+}
+
+// The file is whole, so its names and sizes are what its writer meant.
+absl::Status CheckParts(const SafetensorsFile& file, const std::vector<StatePart>& parts) {
+  size_t held = 0;
+  for (const auto& [name, entry] : file.entries()) {
+    if (name.rfind(absl::StrCat(kParameters, "/"), 0) == 0) ++held;
+  }
+  for (const StatePart& part : parts) {
+    const auto found = file.entries().find(PartName(kParameters, part));
+    const auto elements = static_cast<int64_t>(part.elements);
+    if (found != file.entries().end() && found->second.shape == std::vector<int64_t>{elements}) {
+      continue;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint '", file.path(), "' has not the ", part.elements, " elements of '",
+                     part.tensor, "' from ", part.first_element,
+                     " on that this rank holds; it is of another cut of the "
+                     "model"));
+  }
+  if (held == parts.size()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("checkpoint '", file.path(), "' has ", held,
+                                                    " parts of tensors, this rank holds ",
+                                                    parts.size()));
+}
+
+absl::Status ReadPending(const SafetensorsFile& file, const std::string& text,
+                         std::vector<PendingContribution>* pending) {
+  for (const absl::string_view item : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> fields = absl::StrSplit(item, ':');
+    PendingContribution sent;
+    uint32_t decay_bits = 0, pieces = 0;
+    if (fields.size() != 3 || !absl::SimpleAtoi(fields[0], &sent.round) ||
+        !absl::SimpleAtoi(fields[1], &decay_bits) || !absl::SimpleAtoi(fields[2], &pieces)) {
+      return Damaged(file.path(), absl::StrCat("'", item, "' is no pending contribution"));
+    }
+    sent.decay = OfBits<float>(decay_bits);
+    for (uint32_t i = 0; i < pieces; ++i) {
+      ISTHMUS_ASSIGN_OR_RETURN(const absl::string_view bytes, file.Bytes(PieceName(sent.round, i)));
+      sent.pieces.emplace_back(bytes);
+    }
+    pending->push_back(std::move(sent));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WriteTrainState(const std::string& path, const TrainState& state) {
+  const std::vector<Entry> entries = EntriesOf(state);
+  Texts texts = TextsOf(state);
+  StateHash hash(texts);
+  std::vector<NamedShape> shapes;
+  for (const Entry& entry : entries) {
+    hash.Add(entry.shape.name, entry.bytes);
+    shapes.push_back(entry.shape);
+  }
+  texts[kShaKey] = hash.Finish();
+  ISTHMUS_ASSIGN_OR_RETURN(const auto writer, SafetensorsWriter::Create(path, shapes, texts));
+  for (const Entry& entry : entries) {
+    if (entry.shape.is_bytes) {
+      ISTHMUS_RETURN_IF_ERROR(writer->WriteBytes(entry.bytes));
+      continue;
+    }
+    ISTHMUS_RETURN_IF_ERROR(writer->Write(absl::MakeConstSpan(
+        reinterpret_cast<const float*>(entry.bytes.data()), entry.bytes.size() / sizeof(float))));
+  }
+  return writer->Finish();
+}
+
+absl::StatusOr<TrainFacts> ReadTrainFacts(const std::string& path) {
+  ISTHMUS_ASSIGN_OR_RETURN(const auto file, OpenFile(path));
+  return FactsOf(file->metadata(), path);
+}
+
+absl::StatusOr<TrainState> ReadTrainState(const std::string& path,
+                                          const std::vector<StatePart>& parts) {
+  ISTHMUS_ASSIGN_OR_RETURN(const auto file, OpenFile(path));
+  TrainState state;
+  ISTHMUS_ASSIGN_OR_RETURN(state.facts, FactsOf(file->metadata(), path));
+  ISTHMUS_RETURN_IF_ERROR(CheckSha256(*file));
+  ISTHMUS_RETURN_IF_ERROR(CheckParts(*file, parts));
+  state.parts = parts;
+  ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kParameters, parts, &state.parameters));
+  const auto has = [&](const char* kind) {
+    return !parts.empty() && file->entries().count(PartName(kind, parts[0])) > 0;
+  };
+  MethodState& method = state.method;
+  if (has(kResidual)) {
+    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kResidual, parts, &method.residual));
+  }
+  if (has(kMoment1)) {
+    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kMoment1, parts, &method.step.first_moments));
+    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kMoment2, parts, &method.step.second_moments));
+  }
+  TextReader texts(&file->metadata());
+  method.step.beta1_power = OfBits<double>(texts.Read<uint64_t>(kBeta1Key));
+  method.step.beta2_power = OfBits<double>(texts.Read<uint64_t>(kBeta2Key));
+  if (!texts.wrong().empty()) return Damaged(path, "its bias corrections are missing");
+  ISTHMUS_RETURN_IF_ERROR(ReadPending(*file, texts.Text(kPendingKey), &method.pending));
+  return state;
+}
+
+}  // namespace isthmus
