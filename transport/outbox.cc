@@ -33,6 +33,7 @@ std::optional<Outbox::Ticket> Outbox::Next() {
     if (entry.state != State::kToSend) continue;
     entry.state = State::kUnderWay;
     entry.unsure = false;
+    entry.opened = false;
     if (entry.sent_before) ++resends_;
     entry.sent_before = true;
     return Ticket{entry.submission, entry.number};
@@ -63,7 +64,7 @@ Outbox::Refused Outbox::Refuse(const Ticket& ticket, uint64_t incarnation) {
     entry->state = State::kHeld;
     return nullptr;
   }
-  if (entry->unsure) {
+  if (entry->unsure || (entry->opened && incarnation != 0)) {
     entry->state = State::kToSend;
     return nullptr;
   }
@@ -94,8 +95,9 @@ void Outbox::WatchStarted(const v1::WatchStart& start, uint64_t incarnation) {
 
 void Outbox::Opened(uint64_t round) {
   const auto found = entries_.find(round);
-  if (found == entries_.end() || found->second.state != State::kRefused) return;
-  found->second.state = State::kToSend;
+  if (found == entries_.end()) return;
+  found->second.opened = true;
+  if (found->second.state == State::kRefused) found->second.state = State::kToSend;
 }
 
 }  // namespace isthmus

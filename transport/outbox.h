@@ -61,6 +61,8 @@ class Outbox {
     // A watch began while it was under way: its answer may be of a server that is gone, or that
     // has admitted us anew since.
     bool unsure = false;
+    // The round opened while it was under way: a refusal may be of the time before.
+    bool opened = false;
     uint64_t refused_incarnation = 0;
   };
 

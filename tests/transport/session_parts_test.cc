@@ -128,6 +128,26 @@ TEST(OutboxTest, WhatIsCommittedIsNeitherSentNorRefused) {
   EXPECT_FALSE(told);
 }
 
+// A coordinator that was started again may see a contribution before it opens the round again.
+TEST(OutboxTest, WhatWasRefusedBeforeTheRoundOpenedIsSentAgain) {
+  Outbox outbox;
+  int told = 0;
+  outbox.Put(Contribution(3), [&](const absl::Status&) { ++told; });
+  const auto first = outbox.Next();
+  outbox.Refuse(*first, 7)(absl::OkStatus());
+  EXPECT_FALSE(outbox.Next().has_value());
+  outbox.Opened(2);
+  EXPECT_FALSE(outbox.Next().has_value());
+  outbox.Opened(3);
+  const auto second = outbox.Next();
+  ASSERT_TRUE(second.has_value());
+  // The word that it is open may come before the refusal.
+  outbox.Opened(3);
+  EXPECT_EQ(outbox.Refuse(*second, 7), nullptr);
+  EXPECT_TRUE(outbox.Next().has_value());
+  EXPECT_EQ(told, 1);
+}
+
 TEST(OutboxTest, ARefusalIsToldOnceAndForgottenUnderANewIncarnation) {
   Outbox outbox;
   int told = 0;
