@@ -11,7 +11,6 @@ ended, and all ranks of a node together.
 
 import os
 import signal
-import subprocess
 import time
 from collections import Counter
 
@@ -25,19 +24,18 @@ LOOK_S = 0.02
 class SupervisedRun:
     """The processes of a cluster, each with its name, kept alive until the run is finished."""
 
-    def __init__(self, cluster, data_file, checkpoint_every, coordinator_flags=None):
-        """`coordinator_flags`: what lets a coordinator start again; None: it must not be killed."""
+    def __init__(self, cluster, data_file, checkpoint_every):
+        """`checkpoint_every`: rounds between two checkpoints of a trainer."""
         self.cluster = cluster
         self.data_file = data_file
         self.checkpoint_every = checkpoint_every
-        self.coordinator_flags = coordinator_flags
         self.step = 0
         self.restarts = Counter()
         self.restarts_since_step = Counter()
 
     def start(self):
         """Starts everything."""
-        self.cluster.start_coordinator(*(self.coordinator_flags or ()))
+        self.cluster.start_coordinator()
         for node in self.cluster.ranks:
             self.cluster.start_agent(node, wait=False)
             self._start_trainers(node)
@@ -63,7 +61,7 @@ class SupervisedRun:
             self._see_step(node)
         if self.cluster.processes["coordinator"].poll() is not None and not self.finished():
             self._count("coordinator")
-            self.cluster.start_coordinator(*(self.coordinator_flags or ()), wait=False)
+            self.cluster.spawn_coordinator()
         for node in self.cluster.ranks:
             trainers = self._trainers(node)
             codes = [process.poll() for process in trainers]
@@ -167,9 +165,3 @@ def kill_at_random(run, draw, wanted, rounds, deadline, say=lambda text: None):
         kill(process)
         done[kind] += 1
     return done
-
-
-def supports(program, flag):
-    """Whether a program has a flag."""
-    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
-    return flag in shown.stdout + shown.stderr

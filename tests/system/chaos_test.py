@@ -4,12 +4,12 @@ import random
 import sys
 import time
 
-from system_case import BINARIES, ROOT, SystemCase
+from system_case import ROOT, SystemCase
 from xml_report import main
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-from chaos import SupervisedRun, kill_at_random, supports  # noqa: E402
+from chaos import SupervisedRun, kill_at_random  # noqa: E402
 
 ROUNDS = 40
 LIMIT_S = 55
@@ -20,15 +20,12 @@ class Chaos(SystemCase):
         deadline = time.monotonic() + LIMIT_S
         seed = random.randrange(10**6)
         print(f"seed {seed}", flush=True)
-        kinds = {"agent": 2, "rank": 2}
-        if supports(BINARIES["coordinator"], "state_dir"):
-            kinds["coordinator"] = 2
+        kinds = {"coordinator": 2, "agent": 2, "rank": 2}
         states = {}
         for kills in ({}, kinds):
             name = "disturbed" if kills else "undisturbed"
             cluster = self.cluster({"a": 1, "b": 2}, steps=ROUNDS, deterministic=True, name=name)
-            flags = [f"--state_dir={cluster.folder}/store"] if "coordinator" in kinds else None
-            run = SupervisedRun(cluster, self.text, checkpoint_every=4, coordinator_flags=flags)
+            run = SupervisedRun(cluster, self.text, checkpoint_every=4)
             run.start()
             done = kill_at_random(run, random.Random(seed), kills, ROUNDS, deadline, print)
             self.assertEqual(dict(done), kills)

@@ -58,6 +58,48 @@ class Faults(SystemCase):
         cluster.start_trainers("b", self.text)
         self.assert_replicas_equal(self.finish(cluster))
 
+    def checkpoint_flags(self, node):
+        """A trainer's, in a folder of its node."""
+        return [f"--checkpoint_dir={self.folder}/checkpoints-{node}", "--checkpoint_every=4"]
+
+    def test_everything_is_killed_at_once_and_started_again(self):
+        """R13, without deterministic mode: replicas stay equal, an old residual is not used."""
+        cluster = self.cluster({"a": 1, "b": 2}, steps=30)
+        nodes = list(cluster.ranks)
+        cluster.start_coordinator()
+        for again in (False, True):
+            for node in nodes:
+                cluster.start_agent(node)
+                cluster.start_trainers(node, self.text, self.checkpoint_flags(node))
+            if again:
+                break
+            self.wait_step(cluster, "a", 9)
+            for process in cluster.processes.values():
+                self.kill(process)
+            cluster.start_coordinator()
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        for summary in summaries.values():
+            self.assertGreaterEqual(summary["resumed_round"], 4, summaries)
+            self.assertEqual(summary["steps"], 30)
+            self.assertLessEqual(summary["fresh_residuals"], 1)
+
+    def test_another_number_of_ranks_does_not_fit_the_checkpoint(self):
+        """Case C15: resuming wants as many ranks as before."""
+        cluster = self.cluster({"a": 1, "b": 2}, steps=100000)
+        cluster.start_coordinator()
+        for node in cluster.ranks:
+            cluster.start_agent(node)
+            cluster.start_trainers(node, self.text, self.checkpoint_flags(node))
+        self.wait_step(cluster, "b", 9)
+        for rank in range(2):
+            self.kill(cluster.processes.pop(f"trainer-b-{rank}"))
+        cluster.ranks["b"] = 1
+        cluster.start_trainers("b", self.text, self.checkpoint_flags("b"))
+        code, output = self.wait_exit(cluster, "trainer-b-0")
+        self.assertEqual(code, 1)
+        self.assertIn("was made by 2 ranks, this node has 1; start 2 of them", output)
+
 
 if __name__ == "__main__":
     main()

@@ -5,11 +5,19 @@
 
 chaos   kill -9 of coordinator, agents and ranks at random moments in deterministic mode. The final
         state must be that of the same run undisturbed, bit for bit.
+r9      An agent is killed when its contribution is with the coordinator: it counts, once.
+r10     A rank is killed: its node leaves the run within 6 s and says why (5 s for a rank that may
+        come back, and a look of the coordinator).
+r12     An agent is stopped for longer than its lease: the node takes part again within 10 s.
+r13     Everything is killed at once and started again: the next commit is there within 20 s, most
+        of which is the loading of LibTorch.
+The figure is in seconds, of wall clock.
 """
 
 import argparse
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -17,10 +25,11 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from chaos import SupervisedRun, kill_at_random, supports  # noqa: E402
+from chaos import SupervisedRun, kill, kill_at_random  # noqa: E402
 from demo_cluster import Cluster, RunError  # noqa: E402
 
 ROUNDS = 200
+KINDS = ("coordinator", "agent", "rank")
 KILLS_OF_A_KIND = 20
 KILLS_MIN, KILLS_OF_A_KIND_MIN = 60, 15
 CHECKPOINT_EVERY = 10
@@ -47,19 +56,18 @@ def write_text(path):
     path.write_text(" ".join(draw.choice(WORDS) for _ in range(40_000)))
 
 
-def train(binaries, seed, kinds, kills):
-    """One run; `kills` of each of `kinds`. Returns (counts of kills, its state, fresh, seconds)."""
+def train(binaries, seed, kills):
+    """One run with `kills` of each kind. Returns (counts of kills, its state, fresh, seconds)."""
     started = time.monotonic()
     deadline = started + LIMIT_S
     with tempfile.TemporaryDirectory(prefix="isthmus-chaos-") as name:
         folder = pathlib.Path(name)
         write_text(folder / "text")
         cluster = Cluster(binaries, folder, SPEC.format(rounds=ROUNDS), RANKS)
-        flags = [f"--state_dir={folder}/store"] if "coordinator" in kinds else None
-        run = SupervisedRun(cluster, folder / "text", CHECKPOINT_EVERY, flags)
+        run = SupervisedRun(cluster, folder / "text", CHECKPOINT_EVERY)
         try:
             run.start()
-            wanted = {kind: kills for kind in kinds if kills}
+            wanted = {kind: kills for kind in KINDS if kills}
             done = kill_at_random(
                 run, random.Random(seed), wanted, ROUNDS, deadline, lambda text: print(text)
             )
@@ -73,17 +81,14 @@ def train(binaries, seed, kinds, kills):
 
 def chaos(binaries, seed):
     """The case; prints its result line."""
-    kinds = ["agent", "rank"]
-    if supports(binaries["coordinator"], "state_dir"):
-        kinds.append("coordinator")
     print(f"seed {seed}: --case chaos --seed {seed} kills the same processes", flush=True)
-    _, expected, _, seconds = train(binaries, seed, kinds, 0)
+    _, expected, _, seconds = train(binaries, seed, 0)
     print(f"undisturbed: {seconds:.1f} s, state {sorted(expected)}", flush=True)
-    done, states, fresh, seconds = train(binaries, seed, kinds, KILLS_OF_A_KIND)
+    done, states, fresh, seconds = train(binaries, seed, KILLS_OF_A_KIND)
     print(f"disturbed: {seconds:.1f} s, state {sorted(states)}", flush=True)
     equal = len(states) == 1 and states == expected
     enough = sum(done.values()) >= KILLS_MIN and all(
-        done[kind] >= KILLS_OF_A_KIND_MIN for kind in ("coordinator", "agent", "rank")
+        done[kind] >= KILLS_OF_A_KIND_MIN for kind in KINDS
     )
     each = " ".join(f"kills_{kind}={done[kind]}" for kind in sorted(done))
     print(
@@ -94,7 +99,113 @@ def chaos(binaries, seed):
     )
 
 
-CASES = {"chaos": chaos}
+class Case:
+    """A run of nodes a and b for one fault, without deterministic mode."""
+
+    def __init__(self, binaries, folder, rounds):
+        self.folder = pathlib.Path(folder)
+        write_text(self.folder / "text")
+        spec = SPEC.format(rounds=rounds).replace("deterministic: true\n", "")
+        self.cluster = Cluster(binaries, self.folder, spec, RANKS)
+        self.run = SupervisedRun(self.cluster, self.folder / "text", CHECKPOINT_EVERY)
+        self.deadline = time.monotonic() + LIMIT_S
+
+    def seconds_until(self, condition, look=lambda: None):
+        """How long it takes until a condition holds."""
+        started = time.monotonic()
+        while not condition():
+            if time.monotonic() > self.deadline:
+                raise RunError(f"waited for nothing.\n{self.cluster.log_tail('coordinator', 40)}")
+            look()
+            time.sleep(0.01)
+        return time.monotonic() - started
+
+    def log_has(self, text, name="coordinator"):
+        """Whether a process has said something."""
+        return text in self.cluster.log_file(name).read_text(errors="replace")
+
+    def signal(self, name, number):
+        """Sends a signal to a process."""
+        self.cluster.processes[name].send_signal(number)
+
+
+def fault(name, rounds, figure_max, body):
+    """A case of one fault: `body` provokes it and returns (held, seconds)."""
+
+    def run(binaries, _seed):
+        with tempfile.TemporaryDirectory(prefix="isthmus-fault-") as folder:
+            case = Case(binaries, folder, rounds)
+            try:
+                case.run.start()
+                case.run.wait_step(5, case.deadline)
+                held, figure = body(case)
+            finally:
+                case.cluster.stop()
+        met = int(held and figure <= figure_max)
+        print(
+            f"result faults case={name} held={int(held)} figure_s={figure:.2f} "
+            f"figure_max_s={figure_max} met={met}",
+            flush=True,
+        )
+
+    return run
+
+
+def all_equal(summaries):
+    """Whether the replicas are."""
+    return len({summary["state_sha256"] for summary in summaries.values()}) == 1
+
+
+def killed_after_submit(case):
+    """R9."""
+    case.signal("trainer-b-0", signal.SIGSTOP)  # so that the round waits for b
+    case.seconds_until(lambda: case.log_has(": waiting for b"))
+    kill(case.cluster.processes["agent-a"])
+    case.run.look()  # starts it again
+    figure = case.seconds_until(lambda: case.log_has("joined the run", "agent-a"))
+    case.signal("trainer-b-0", signal.SIGCONT)
+    summaries = case.run.wait_finished(case.deadline)
+    once = all(summary["skipped_steps"] == 0 for summary in summaries.values())
+    return all_equal(summaries) and once and not case.run.restarts["trainer-a"], figure
+
+
+def killed_rank(case):
+    """R10."""
+    kill(case.cluster.processes["trainer-b-1"])
+    figure = case.seconds_until(lambda: case.log_has("node left node=b"))
+    held = case.log_has("rank 1 of 2 disconnected") or case.log_has("lost another rank")
+    summaries = case.run.wait_finished(case.deadline)
+    return held and all_equal(summaries), figure
+
+
+def paused_agent(case):
+    """R12."""
+    case.signal("agent-a", signal.SIGSTOP)
+    case.seconds_until(lambda: case.log_has("lease ended: the node was not heard of node=a"))
+    case.run.wait_seconds(1)
+    step = case.run.step
+    case.signal("agent-a", signal.SIGCONT)
+    figure = case.seconds_until(lambda: case.run.step > step, case.run.look)
+    return all_equal(case.run.wait_finished(case.deadline)), figure
+
+
+def all_killed(case):
+    """R13."""
+    for process in case.cluster.processes.values():
+        kill(process)
+    case.run.look()
+    step = case.run.step
+    figure = case.seconds_until(lambda: case.run.step > step + 1, case.run.look)
+    return all_equal(case.run.wait_finished(case.deadline)), figure
+
+
+CASES = {
+    "chaos": chaos,
+    "r9": fault("r9", 200, 5, killed_after_submit),
+    "r10": fault("r10", 200, 6, killed_rank),
+    "r12": fault("r12", 200, 10, paused_agent),
+    "r13": fault("r13", 200, 20, all_killed),
+}
 
 
 def main():
