@@ -11,6 +11,8 @@ r10     A rank is killed: its node leaves the run within 6 s and says why (5 s f
 r12     An agent is stopped for longer than its lease: the node takes part again within 10 s.
 r13     Everything is killed at once and started again: the next commit is there within 20 s, most
         of which is the loading of LibTorch.
+agents_back   The coordinator is away for 12 s: all agents are back within 5 s of its serving.
+
 The figure is in seconds, of wall clock.
 """
 
@@ -34,6 +36,7 @@ KILLS_OF_A_KIND = 20
 KILLS_MIN, KILLS_OF_A_KIND_MIN = 60, 15
 CHECKPOINT_EVERY = 10
 LIMIT_S = 1200
+AWAY_S, BACK_MAX_S = 12, 5
 WORDS = "whatever is killed is started again and goes on from where the run stands".split()
 
 SPEC = """\
@@ -124,6 +127,10 @@ class Case:
         """Whether a process has said something."""
         return text in self.cluster.log_file(name).read_text(errors="replace")
 
+    def joined(self):
+        """How often the coordinator has admitted a node."""
+        return self.cluster.log_file("coordinator").read_text(errors="replace").count("node joined")
+
     def signal(self, name, number):
         """Sends a signal to a process."""
         self.cluster.processes[name].send_signal(number)
@@ -199,7 +206,31 @@ def all_killed(case):
     return all_equal(case.run.wait_finished(case.deadline)), figure
 
 
+def agents_back(binaries, _seed):
+    """After a coordinator was away for long, its agents are back soon after it serves again."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-fault-") as folder:
+        case = Case(binaries, folder, 400)
+        try:
+            case.run.start()
+            case.run.wait_step(5, case.deadline)
+            kill(case.cluster.processes["coordinator"])
+            # Long enough for the agents to have come to the longest of their delays.
+            time.sleep(AWAY_S)
+            joined = case.joined()
+            case.cluster.start_coordinator()
+            seconds = case.seconds_until(lambda: case.joined() >= joined + len(RANKS))
+            held = all_equal(case.run.wait_finished(case.deadline))
+        finally:
+            case.cluster.stop()
+    print(
+        f"result recovery case=agents_back seconds={seconds:.2f} seconds_max={BACK_MAX_S} "
+        f"held={int(held)} met={int(held and seconds <= BACK_MAX_S)}",
+        flush=True,
+    )
+
+
 CASES = {
+    "agents_back": agents_back,
     "chaos": chaos,
     "r9": fault("r9", 200, 5, killed_after_submit),
     "r10": fault("r10", 200, 6, killed_rank),
