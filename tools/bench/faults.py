@@ -127,9 +127,9 @@ class Case:
         """Whether a process has said something."""
         return text in self.cluster.log_file(name).read_text(errors="replace")
 
-    def joined(self):
-        """How often the coordinator has admitted a node."""
-        return self.cluster.log_file("coordinator").read_text(errors="replace").count("node joined")
+    def joined(self, text="node joined"):
+        """How often the coordinator has admitted a node, or one whose name is in the text."""
+        return self.cluster.log_file("coordinator").read_text(errors="replace").count(text)
 
     def signal(self, name, number):
         """Sends a signal to a process."""
@@ -167,9 +167,10 @@ def killed_after_submit(case):
     """R9."""
     case.signal("trainer-b-0", signal.SIGSTOP)  # so that the round waits for b
     case.seconds_until(lambda: case.log_has(": waiting for b"))
+    joined = case.joined("node joined node=a")
     kill(case.cluster.processes["agent-a"])
     case.run.look()  # starts it again
-    figure = case.seconds_until(lambda: case.log_has("joined the run", "agent-a"))
+    figure = case.seconds_until(lambda: case.joined("node joined node=a") > joined)
     case.signal("trainer-b-0", signal.SIGCONT)
     summaries = case.run.wait_finished(case.deadline)
     once = all(summary["skipped_steps"] == 0 for summary in summaries.values())
