@@ -76,6 +76,7 @@ class Faults(SystemCase):
             self.wait_step(cluster, "a", 9)
             for process in cluster.processes.values():
                 self.kill(process)
+            cluster.processes.clear()
             cluster.start_coordinator()
         summaries = self.finish(cluster)
         self.assert_replicas_equal(summaries)
