@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -134,9 +135,33 @@ absl::Status CheckThreads() {
                                                  "; it must be 1 to ", kTrainerThreadsMax));
 }
 
+// What says how to train has no place where nothing is trained: who gives it expects something.
+absl::Status CheckNoRunFlags() {
+  const std::pair<const char*, bool> given[] = {
+      {"agent", !absl::GetFlag(FLAGS_agent).empty()},
+      {"rank", absl::GetFlag(FLAGS_rank) >= 0},
+      {"ranks", absl::GetFlag(FLAGS_ranks) >= 0},
+      {"start_file", !absl::GetFlag(FLAGS_start_file).empty()},
+      {"save", !absl::GetFlag(FLAGS_save).empty()},
+      {"checkpoint_dir", !absl::GetFlag(FLAGS_checkpoint_dir).empty()},
+      {"summary_file", !absl::GetFlag(FLAGS_summary_file).empty()},
+      {"metrics_file", !absl::GetFlag(FLAGS_metrics_file).empty()},
+      {"sample", absl::GetFlag(FLAGS_sample) != 0},
+      {"micro_batch", absl::GetFlag(FLAGS_micro_batch) != 0},
+      {"device", !absl::GetFlag(FLAGS_device).empty() && absl::GetFlag(FLAGS_device) != "cpu"},
+  };
+  for (const auto& [flag, is_given] : given) {
+    if (!is_given) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", flag, " is for a run; --eval_only evaluates a checkpoint, on the CPU, and ends"));
+  }
+  return absl::OkStatus();
+}
+
 // `words`: arguments that are no flags; a shell makes several of one pattern.
 absl::StatusOr<EvalOptions> ReadEvalFlags(const std::vector<std::string>& words) {
   ISTHMUS_RETURN_IF_ERROR(CheckThreads());
+  ISTHMUS_RETURN_IF_ERROR(CheckNoRunFlags());
   EvalOptions options;
   options.checkpoint = absl::GetFlag(FLAGS_eval_only);
   options.data = absl::GetFlag(FLAGS_data);

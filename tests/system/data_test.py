@@ -123,6 +123,13 @@ class Data(SystemCase):
         whole = self.evaluate("--eval_only", saved, self.text)
         self.assertEqual(whole["tokens"], (self.text.stat().st_size - 1) // 32 * 32)
 
+    def test_eval_only_refuses_what_is_for_a_run(self):
+        for flag in ("--agent=unix:/x", "--rank=0", "--save=/x", "--sample=9", "--device=cuda"):
+            command = [BINARIES["trainer"], "--eval_only=/x", flag, str(self.text)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"{flag.split('=')[0]} is for a run", done.stderr)
+
     def test_nodes_with_different_held_out_tokens(self):
         cluster = self.run_of({"a": 1, "b": 1}, steps=100000)
         cluster.start_coordinator()
