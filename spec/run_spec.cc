@@ -111,23 +111,38 @@ absl::Status WithoutEffect(absl::string_view field, absl::string_view where) {
 }
 
 // Who writes a value expects something of it: one that nothing reads is a mistake, and a run of
-// days is no place to find it.
+// days is no place to find it. The default's own value is well: complete specs have it.
 absl::Status CheckAllCounts(const v1::RunSpec& given, const v1::RunSpec& complete) {
+  v1::RunSpec bare;
+  FillDefaults(&bare);
   const v1::CodecSpec& codec = given.codec();
+  const v1::CodecSpec& plain = bare.codec();
   const std::string kind = absl::StrCat("codec.kind ", v1::CodecKind_Name(complete.codec().kind()));
   if (complete.codec().kind() != v1::CODEC_KIND_DEMO) {
-    if (codec.has_matrix_density()) return WithoutEffect("codec.matrix_density", kind);
-    if (codec.has_vector_density()) return WithoutEffect("codec.vector_density", kind);
+    if (codec.has_matrix_density() && codec.matrix_density() != plain.matrix_density()) {
+      return WithoutEffect("codec.matrix_density", kind);
+    }
+    if (codec.has_vector_density() && codec.vector_density() != plain.vector_density()) {
+      return WithoutEffect("codec.vector_density", kind);
+    }
     if (codec.top_k() != 0) return WithoutEffect("codec.top_k", kind);
-    if (codec.has_beta()) return WithoutEffect("codec.beta", kind);
-    if (codec.has_alpha()) return WithoutEffect("codec.alpha", kind);
+    if (codec.has_beta() && codec.beta() != plain.beta()) return WithoutEffect("codec.beta", kind);
+    if (codec.has_alpha() && codec.alpha() != plain.alpha()) {
+      return WithoutEffect("codec.alpha", kind);
+    }
   }
   const v1::OptimizerSpec& optimizer = given.optimizer();
   if (complete.optimizer().base() == v1::BASE_OPTIMIZER_SGD) {
     const absl::string_view base = "optimizer.base BASE_OPTIMIZER_SGD";
-    if (optimizer.has_beta1()) return WithoutEffect("optimizer.beta1", base);
-    if (optimizer.has_beta2()) return WithoutEffect("optimizer.beta2", base);
-    if (optimizer.has_eps()) return WithoutEffect("optimizer.eps", base);
+    if (optimizer.has_beta1() && optimizer.beta1() != bare.optimizer().beta1()) {
+      return WithoutEffect("optimizer.beta1", base);
+    }
+    if (optimizer.has_beta2() && optimizer.beta2() != bare.optimizer().beta2()) {
+      return WithoutEffect("optimizer.beta2", base);
+    }
+    if (optimizer.has_eps() && optimizer.eps() != bare.optimizer().eps()) {
+      return WithoutEffect("optimizer.eps", base);
+    }
   }
   if (optimizer.decay_groups_size() > 0 && optimizer.weight_decay() == 0) {
     return WithoutEffect("optimizer.decay_groups", "optimizer.weight_decay 0");

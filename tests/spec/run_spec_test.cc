@@ -213,6 +213,13 @@ TEST(RunSpecTest, WhatHasNoEffectIsRefused) {
               absl::StrCat("optimizer.", field,
                            " has no effect with optimizer.base BASE_OPTIMIZER_SGD; leave it out"));
   }
+  for (const char* preset : {"demo", "full"}) {
+    const auto spec = Parse(absl::StrCat("preset: '", preset, "'"));
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    std::string text;
+    ASSERT_TRUE(google::protobuf::TextFormat::PrintToString(*spec, &text));
+    EXPECT_TRUE(ParseRunSpec(text).ok()) << "a complete spec is a spec";
+  }
   EXPECT_THAT(refusal("", "decay_groups { tensors: '*.bias' }"),
               HasSubstr("optimizer.decay_groups has no effect with optimizer.weight_decay 0"));
 }
