@@ -43,10 +43,10 @@ SEEDS = (1, 2, 3)
 # benchmark does not use. All else is equal or fixed by the method.
 TUNE_SEED = 101
 GRID = {
-    "full": (0.003, 0.006, 0.009, 0.012),
+    "full": (0.0015, 0.003, 0.006, 0.009),
     "demo": (0.002, 0.003, 0.004, 0.006),
 }
-CHOSEN = {"full": 0.006, "demo": 0.003}
+CHOSEN = {"full": 0.003, "demo": 0.003}
 
 FULL_VAL_MAX = 1.95
 RATIO_MEAN_MAX = 1.02
