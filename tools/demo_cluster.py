@@ -42,6 +42,7 @@ class Cluster:
         self.ranks = ranks
         self.box = box
         self.processes = {}
+        self._log_begins = {}
         self.address = None
         self.spec_file = self.folder / "run.txtpb"
         self.spec_file.write_text(spec_text)
@@ -135,12 +136,18 @@ class Cluster:
         """Standard output and error of a process."""
         return self.folder / f"{name}.log"
 
+    def output(self, name):
+        """What the process that was started last under this name has printed so far."""
+        text = self.log_file(name).read_bytes()[self._log_begins[name] :]
+        return text.decode(errors="replace")
+
     def _spawn(self, name, *flags, under=()):
         program, _, rest = name.partition("-")
         command = [*under, self.binaries[program], *flags]
         if self.box:
             command = self.box.command(self._place(program, rest), command)
         with open(self.log_file(name), "ab") as log:  # a process that starts again adds to it
+            self._log_begins[name] = log.tell()
             self.processes[name] = subprocess.Popen(
                 command,
                 stdout=log,

@@ -92,11 +92,8 @@ class SystemCase(unittest.TestCase):
         return process.returncode, cluster.log_file(name).read_text(errors="replace")
 
     def wait_log(self, cluster, name, text):
-        """Waits for a text in the output of a process."""
-        log = cluster.log_file(name)
-        self.wait_until(
-            lambda: text in log.read_text(errors="replace"), f"'{text}' in the output of {name}"
-        )
+        """Waits for a text in the output of a process, of the last one of that name."""
+        self.wait_until(lambda: text in cluster.output(name), f"'{text}' in the output of {name}")
 
     def wait_step(self, cluster, node, step):
         """Waits until rank 0 of a node has done a step."""
