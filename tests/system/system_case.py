@@ -93,7 +93,14 @@ class SystemCase(unittest.TestCase):
 
     def wait_log(self, cluster, name, text):
         """Waits for a text in the output of a process, of the last one of that name."""
-        self.wait_until(lambda: text in cluster.output(name), f"'{text}' in the output of {name}")
+        try:
+            self.wait_until(
+                lambda: text in cluster.output(name), f"'{text}' in the output of {name}"
+            )
+        except self.failureException:
+            for other in cluster.processes:
+                print(f"--- {other}\n{cluster.output(other)[-2000:]}")
+            raise
 
     def wait_step(self, cluster, node, step):
         """Waits until rank 0 of a node has done a step."""
