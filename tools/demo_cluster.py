@@ -31,8 +31,9 @@ def free_port():
 class Cluster:
     """One coordinator, an agent a node and its trainers, with their logs."""
 
-    def __init__(self, binaries, folder, spec_text, ranks, box=None):
+    def __init__(self, binaries, folder, spec_text, ranks, box=None, durable=True):
         """`ranks`: trainers of each node, by name. `box`: a WanBox in which the run takes place.
+        `durable`: the coordinator keeps the run on disk.
 
         In a box the coordinator runs at the hub and each node at the site of its name; without
         one all of them use the loopback interface.
@@ -41,6 +42,7 @@ class Cluster:
         self.folder = Path(folder)
         self.ranks = ranks
         self.box = box
+        self.durable = durable
         self.processes = {}
         self._log_begins = {}
         self.address = None
@@ -74,7 +76,7 @@ class Cluster:
             f"--run_spec={self.spec_file}",
             f"--listen={self.address or host + ':0'}",
             *(["--allow_plaintext"] if self.box else []),  # no other machine reaches into the box
-            f"--state_dir={self.coordinator_state()}",
+            *([f"--state_dir={self.coordinator_state()}"] if self.durable else []),
             f"--ready_file={self.folder}/coordinator.ready",
             *more_flags,
             under=under,
