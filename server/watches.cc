@@ -27,7 +27,7 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
     const v1::WatchUpdatesRequest& request) {
   const DeliverAfter deliver(this);
   const auto queue = std::make_shared<WatchQueue>(kWatchQueueEventsMax);
-  ChunkRanges watched, again;
+  ChunkRanges watched;
   std::unique_lock<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckWatchLocked(request, &watched));
   // Without the lock: it may be much, and come from the disk.
@@ -35,7 +35,8 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
   ISTHMUS_ASSIGN_OR_RETURN(std::vector<StoredUpdatePtr> missed,
                            store_->ReadAfter(request.last_round(), kBacklogBytesMax));
   lock.lock();
-  ISTHMUS_RETURN_IF_ERROR(CheckWatchLocked(request, &again));
+  // The rest of what was checked does not change with time.
+  ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
   NodeState& node = nodes_[request.node()];
   CloseWatchLocked(
       &node, WithReason(absl::AbortedError(absl::StrCat("a newer watch of node '", request.node(),

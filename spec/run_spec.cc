@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -111,37 +112,33 @@ absl::Status WithoutEffect(absl::string_view field, absl::string_view where) {
 }
 
 // Who writes a value expects something of it: one that nothing reads is a mistake, and a run of
-// days is no place to find it. The default's own value is well: complete specs have it.
-absl::Status CheckAllCounts(const v1::RunSpec& given, const v1::RunSpec& complete) {
+// days is no place to find it. In a complete spec it shows as another value than the default's.
+absl::Status CheckAllCounts(const v1::RunSpec& complete) {
   v1::RunSpec bare;
   FillDefaults(&bare);
-  const v1::CodecSpec& codec = given.codec();
-  const v1::CodecSpec& plain = bare.codec();
-  const std::string kind = absl::StrCat("codec.kind ", v1::CodecKind_Name(complete.codec().kind()));
-  if (complete.codec().kind() != v1::CODEC_KIND_DEMO) {
-    if (codec.has_matrix_density() && codec.matrix_density() != plain.matrix_density()) {
-      return WithoutEffect("codec.matrix_density", kind);
-    }
-    if (codec.has_vector_density() && codec.vector_density() != plain.vector_density()) {
-      return WithoutEffect("codec.vector_density", kind);
-    }
-    if (codec.top_k() != 0) return WithoutEffect("codec.top_k", kind);
-    if (codec.has_beta() && codec.beta() != plain.beta()) return WithoutEffect("codec.beta", kind);
-    if (codec.has_alpha() && codec.alpha() != plain.alpha()) {
-      return WithoutEffect("codec.alpha", kind);
+  const v1::CodecSpec &codec = complete.codec(), &plain = bare.codec();
+  if (codec.kind() != v1::CODEC_KIND_DEMO) {
+    const std::string kind = absl::StrCat("codec.kind ", v1::CodecKind_Name(codec.kind()));
+    const std::pair<absl::string_view, bool> idle[] = {
+        {"codec.matrix_density", codec.matrix_density() != plain.matrix_density()},
+        {"codec.vector_density", codec.vector_density() != plain.vector_density()},
+        {"codec.top_k", codec.top_k() != plain.top_k()},
+        {"codec.beta", codec.beta() != plain.beta()},
+        {"codec.alpha", codec.alpha() != plain.alpha()},
+    };
+    for (const auto& [field, is_given] : idle) {
+      if (is_given) return WithoutEffect(field, kind);
     }
   }
-  const v1::OptimizerSpec& optimizer = given.optimizer();
-  if (complete.optimizer().base() == v1::BASE_OPTIMIZER_SGD) {
-    const absl::string_view base = "optimizer.base BASE_OPTIMIZER_SGD";
-    if (optimizer.has_beta1() && optimizer.beta1() != bare.optimizer().beta1()) {
-      return WithoutEffect("optimizer.beta1", base);
-    }
-    if (optimizer.has_beta2() && optimizer.beta2() != bare.optimizer().beta2()) {
-      return WithoutEffect("optimizer.beta2", base);
-    }
-    if (optimizer.has_eps() && optimizer.eps() != bare.optimizer().eps()) {
-      return WithoutEffect("optimizer.eps", base);
+  const v1::OptimizerSpec &optimizer = complete.optimizer(), &usual = bare.optimizer();
+  if (optimizer.base() == v1::BASE_OPTIMIZER_SGD) {
+    const std::pair<absl::string_view, bool> idle[] = {
+        {"optimizer.beta1", optimizer.beta1() != usual.beta1()},
+        {"optimizer.beta2", optimizer.beta2() != usual.beta2()},
+        {"optimizer.eps", optimizer.eps() != usual.eps()},
+    };
+    for (const auto& [field, is_given] : idle) {
+      if (is_given) return WithoutEffect(field, "optimizer.base BASE_OPTIMIZER_SGD");
     }
   }
   if (optimizer.decay_groups_size() > 0 && optimizer.weight_decay() == 0) {
@@ -165,9 +162,8 @@ absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("the run spec does not parse, ", error.In(text)));
   }
-  const v1::RunSpec given = spec;
   ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckAllCounts(given, spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckAllCounts(spec));
   return spec;
 }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "wan"))
 
-from demo_cluster import Cluster, MetricsTail, RunError  # noqa: E402
+from demo_cluster import Cluster, MetricsTail, RunError, programs  # noqa: E402
 from wan_box import Link, WanBox, WanError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,11 +240,7 @@ def main():
     arguments = parser.parse_args()
     if not 0.2 <= arguments.minutes <= 600 or (arguments.steps or 1) < 1:
         parser.error("--minutes takes 0.2 to 600, --steps 1 or more")
-    binaries = {
-        "coordinator": arguments.binaries / "server/coordinator",
-        "agent": arguments.binaries / "worker/agent",
-        "trainer": arguments.binaries / "worker/trainer",
-    }
+    binaries = programs(arguments.binaries)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with (
         open_link(arguments.link, arguments.binaries / "tools/wan/relay") as box,

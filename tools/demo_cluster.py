@@ -28,6 +28,16 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def programs(folder):
+    """The built programs in a folder like bazel-bin, by name."""
+    folder = Path(folder)
+    return {
+        "coordinator": folder / "server/coordinator",
+        "agent": folder / "worker/agent",
+        "trainer": folder / "worker/trainer",
+    }
+
+
 class Cluster:
     """One coordinator, an agent a node and its trainers, with their logs."""
 

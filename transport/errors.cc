@@ -53,6 +53,12 @@ int64_t RetryAfterMsOf(const absl::Status& status) {
   return delay.seconds() * 1000 + delay.nanos() / kNanosPerMs;
 }
 
+bool AsksToJoinAgain(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  return status.code() == absl::StatusCode::kNotFound || reason == kReasonIncarnationFenced ||
+         reason == kReasonNotJoined;
+}
+
 bool IsRetryable(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:

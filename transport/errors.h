@@ -32,6 +32,9 @@ absl::Status WithRetryAfterMs(absl::Status status, int64_t retry_ms);
 std::string ReasonOf(const absl::Status& status);
 int64_t RetryAfterMsOf(const absl::Status& status);
 
+// The server does not know the caller's incarnation (any more).
+bool AsksToJoinAgain(const absl::Status& status);
+
 // UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, ABORTED: the caller may try again.
 bool IsRetryable(const absl::Status& status);
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "transport/errors.h"
+
 namespace isthmus {
 namespace {
 
@@ -71,6 +73,36 @@ Outbox::Refused Outbox::Refuse(const Ticket& ticket, uint64_t incarnation) {
   entry->state = State::kRefused;
   entry->refused_incarnation = incarnation;
   return std::exchange(entry->refused, nullptr);
+}
+
+Outbox::Verdict Outbox::Conclude(const Ticket& ticket, uint64_t incarnation, bool is_current,
+                                 const absl::Status& status) {
+  using Next = Verdict::Next;
+  if (status.ok()) {
+    Held(ticket);
+    return {Next::kGoOn, nullptr};
+  }
+  switch (status.code()) {
+    case absl::StatusCode::kCancelled:  // by us: the connection was given up
+      Again(ticket);
+      return {Next::kGoOn, nullptr};
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+      return {Next::kGoOn, Refuse(ticket, incarnation)};
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kNotFound:
+      if (is_current && !AsksToJoinAgain(status)) {
+        return {Next::kGoOn, Refuse(ticket, incarnation)};
+      }
+      Again(ticket);  // when the next watch begins
+      return {is_current ? Next::kJoinAgain : Next::kGoOn, nullptr};
+    default:
+      break;
+  }
+  if (!IsRetryable(status)) return {Next::kEnd, nullptr};
+  Again(ticket);
+  return {Next::kTryAgainLater, nullptr};
 }
 
 void Outbox::WatchStarted(const v1::WatchStart& start, uint64_t incarnation) {

@@ -41,6 +41,21 @@ class Outbox {
   // incarnation it is sent again: to a server a node that joined anew has not answered yet.
   Refused Refuse(const Ticket& ticket, uint64_t incarnation);
 
+  // What the answer to a submission means: tells one of the outcomes above, and says what the
+  // session does next. `is_current`: it was sent under the incarnation that the session has now.
+  struct Verdict {
+    enum class Next {
+      kGoOn,
+      kTryAgainLater,  // after a back-off
+      kJoinAgain,
+      kEnd,  // the session, with this status
+    };
+    Next next = Next::kGoOn;
+    Refused refused;  // whom to tell; null: nobody
+  };
+  Verdict Conclude(const Ticket& ticket, uint64_t incarnation, bool is_current,
+                   const absl::Status& status);
+
   // A new watch began and says what the server holds: what it does not hold is sent again.
   void WatchStarted(const v1::WatchStart& start, uint64_t incarnation);
 

@@ -19,13 +19,6 @@ bool IsConnectionLost(const absl::Status& status) {
          ReasonOf(status).empty() && RetryAfterMsOf(status) < 0;
 }
 
-// The server does not know the caller's incarnation (any more).
-bool AsksToJoinAgain(const absl::Status& status) {
-  const std::string reason = ReasonOf(status);
-  return status.code() == absl::StatusCode::kNotFound || reason == kReasonIncarnationFenced ||
-         reason == kReasonNotJoined;
-}
-
 SessionImpl::SessionImpl(const SessionOptions& options)
     : options_(options),
       client_options_(options.client),

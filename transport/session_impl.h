@@ -113,7 +113,5 @@ class SessionImpl final : public Session {
 
 // The connection broke, as opposed to a server that answered.
 bool IsConnectionLost(const absl::Status& status);
-// The server does not know the caller's incarnation (any more).
-bool AsksToJoinAgain(const absl::Status& status);
 
 }  // namespace isthmus

@@ -69,41 +69,23 @@ v1::SubmitHeader SessionImpl::Header(const Submission& submission) {
 
 int64_t SessionImpl::Conclude(const Outbox::Ticket& ticket, uint64_t incarnation,
                               const absl::Status& status, Outbox::Refused* refused) {
-  if (status.ok()) {
-    send_backoff_.Reset();
-    outbox_.Held(ticket);
-    return 0;
-  }
-  const bool is_stale = incarnation != joined_.incarnation() || !admitted_;
-  switch (status.code()) {
-    case absl::StatusCode::kCancelled:  // by us: the connection was given up
-      outbox_.Again(ticket);
+  const bool is_current = admitted_ && incarnation == joined_.incarnation();
+  Outbox::Verdict verdict = outbox_.Conclude(ticket, incarnation, is_current, status);
+  *refused = std::move(verdict.refused);
+  switch (verdict.next) {
+    case Outbox::Verdict::Next::kGoOn:
+      if (status.ok()) send_backoff_.Reset();
       return 0;
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kAborted:
-      *refused = outbox_.Refuse(ticket, incarnation);
+    case Outbox::Verdict::Next::kJoinAgain:
+      join_again_ = true;
+      Disconnect();
       return 0;
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kNotFound:
-      if (is_stale) {
-        outbox_.Again(ticket);  // when the next watch begins
-      } else if (AsksToJoinAgain(status)) {
-        outbox_.Again(ticket);
-        join_again_ = true;
-        Disconnect();
-      } else {
-        *refused = outbox_.Refuse(ticket, incarnation);
-      }
+    case Outbox::Verdict::Next::kEnd:
+      EndWith(status);
       return 0;
-    default:
+    case Outbox::Verdict::Next::kTryAgainLater:
       break;
   }
-  if (!IsRetryable(status)) {
-    EndWith(status);
-    return 0;
-  }
-  outbox_.Again(ticket);
   return send_backoff_.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(status), 0));
 }
 

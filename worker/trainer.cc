@@ -143,7 +143,11 @@ absl::Status Trainer::Join() {
   request.set_role(v1::ROLE_RANK);
   *request.mutable_manifest() = replica_->model().manifest();
   request.set_fingerprint(Fingerprint(request.manifest()));
-  ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_state_sha256(), replica_->StateSha256(step_));
+  if (applied_round_ == 0) {
+    request.set_state_sha256(start_state_sha256_);
+  } else {
+    ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_state_sha256(), replica_->StateSha256(step_));
+  }
   request.set_last_round(applied_round_);
   request.set_last_update_sha256(applied_sha256_);
 

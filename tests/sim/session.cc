@@ -13,11 +13,6 @@ namespace {
 // As session_send.cc has it.
 constexpr int64_t kTellMs = 200;
 
-bool AsksToJoinAgain(const absl::Status& status) {
-  const std::string reason = ReasonOf(status);
-  return reason == kReasonIncarnationFenced || reason == kReasonNotJoined;
-}
-
 }  // namespace
 
 SimSession::SimSession(Options options)
@@ -208,39 +203,24 @@ v1::SubmitHeader SimSession::Header(const Submission& submission) {
 
 int64_t SimSession::Conclude(const Outbox::Ticket& ticket, uint64_t incarnation,
                              const absl::Status& status, Outbox::Refused* refused) {
-  if (status.ok()) {
-    send_backoff_.Reset();
-    outbox_.Held(ticket);
-    return 0;
-  }
-  const bool is_stale = incarnation != state_->joined.incarnation() || !state_->admitted;
-  switch (status.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kAborted:
-      *refused = outbox_.Refuse(ticket, incarnation);
+  const bool is_current = state_->admitted && incarnation == state_->joined.incarnation();
+  Outbox::Verdict verdict = outbox_.Conclude(ticket, incarnation, is_current, status);
+  *refused = std::move(verdict.refused);
+  switch (verdict.next) {
+    case Outbox::Verdict::Next::kGoOn:
+      if (status.ok()) send_backoff_.Reset();
       return 0;
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kNotFound:
-      if (is_stale) {
-        outbox_.Again(ticket);
-      } else if (AsksToJoinAgain(status)) {
-        outbox_.Again(ticket);
-        state_->join_again = true;
-        state_->watching = false;
-        Disconnect();
-      } else {
-        *refused = outbox_.Refuse(ticket, incarnation);
-      }
+    case Outbox::Verdict::Next::kJoinAgain:
+      state_->join_again = true;
+      state_->watching = false;
+      Disconnect();
       return 0;
-    default:
+    case Outbox::Verdict::Next::kEnd:
+      EndWith(status);
+      return 0;
+    case Outbox::Verdict::Next::kTryAgainLater:
       break;
   }
-  if (!IsRetryable(status)) {
-    EndWith(status);
-    return 0;
-  }
-  outbox_.Again(ticket);
   return send_backoff_.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(status), 0));
 }
 

@@ -12,13 +12,9 @@ from pathlib import Path
 ROOT = Path(os.environ["TEST_SRCDIR"]) / os.environ["TEST_WORKSPACE"]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from demo_cluster import Cluster  # noqa: E402
+from demo_cluster import Cluster, programs  # noqa: E402
 
-BINARIES = {
-    "coordinator": ROOT / "server/coordinator",
-    "agent": ROOT / "worker/agent",
-    "trainer": ROOT / "worker/trainer",
-}
+BINARIES = programs(ROOT)
 WAIT_S = 50
 
 SPEC = """\

@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from chaos import SupervisedRun, kill, kill_at_random  # noqa: E402
-from demo_cluster import Cluster, RunError  # noqa: E402
+from demo_cluster import Cluster, RunError, programs  # noqa: E402
 
 ROUNDS = 200
 KINDS = ("coordinator", "agent", "rank")
@@ -248,11 +248,7 @@ def main():
     parser.add_argument("--case", choices=sorted(CASES))
     parser.add_argument("--seed", type=int, default=None)
     arguments = parser.parse_args()
-    binaries = {
-        "coordinator": arguments.bazel_bin / "server/coordinator",
-        "agent": arguments.bazel_bin / "worker/agent",
-        "trainer": arguments.bazel_bin / "worker/trainer",
-    }
+    binaries = programs(arguments.bazel_bin)
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     try:
         for name in [arguments.case] if arguments.case else CASES:

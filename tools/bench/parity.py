@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from demo import unpack_text  # noqa: E402
-from demo_cluster import Cluster, MetricsTail  # noqa: E402
+from demo_cluster import Cluster, MetricsTail, programs  # noqa: E402
 
 matplotlib.use("Agg")
 
@@ -211,11 +211,7 @@ def main():
     parser.add_argument("--full", action="store_true", help="no longer form: the same run")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
     options = parser.parse_args()
-    binaries = {
-        "coordinator": options.bazel_bin / "server" / "coordinator",
-        "agent": options.bazel_bin / "worker" / "agent",
-        "trainer": options.bazel_bin / "worker" / "trainer",
-    }
+    binaries = programs(options.bazel_bin)
     with tempfile.TemporaryDirectory(prefix="isthmus-text-") as folder:
         text = unpack_text(folder)
         if options.tune:

@@ -19,7 +19,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from demo_cluster import Cluster, MetricsTail, RunError  # noqa: E402
+from demo_cluster import Cluster, MetricsTail, RunError, programs  # noqa: E402
 
 HISTORY_ROUNDS = 10_000
 HISTORY_SPEC = """run: "recovery" steps: 1000000 nodes { name: "a" } nodes { name: "b" }
@@ -180,11 +180,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--full", action="store_true", help="more repeats")
     options = parser.parse_args()
-    binaries = {
-        "coordinator": options.bazel_bin / "server" / "coordinator",
-        "agent": options.bazel_bin / "worker" / "agent",
-        "trainer": options.bazel_bin / "worker" / "trainer",
-    }
+    binaries = programs(options.bazel_bin)
     repeats = REPEATS[options.full]
     with tempfile.TemporaryDirectory(prefix="isthmus-recovery-", dir=options.out) as name:
         folder = pathlib.Path(name)
