@@ -83,6 +83,24 @@ inline constexpr uint64_t kStoredBytesDefault = uint64_t{8} << 30;
 inline constexpr uint64_t kStoredDigestRounds = 100000;
 // Complete checkpoints that a trainer keeps: the newest, and the one before in case it is damaged.
 inline constexpr int kCheckpointsKept = 2;
+// --- Snapshots of the replicated state. Rounds between two; well below kStoredRoundsDefault.
+inline constexpr uint64_t kSnapshotEveryDefault = 1000;
+// Values of a piece: half of what a message may have, and no more than an update's piece, so that a
+// piece of an update never waits for long behind one.
+inline constexpr size_t kSnapshotPieceBytesMax = size_t{512} << 10;
+// Ranges of one call. A rank holds one for each unit and section at most; with more it calls again.
+inline constexpr size_t kSnapshotRangesMax = 4096;
+// Complete ones that are kept: the newest, and the one before for those who are fetching it.
+inline constexpr size_t kSnapshotsKept = 2;
+// Uploads and downloads at a time, each of which has a thread while it lasts.
+inline constexpr int kSnapshotCallsMax = 64;
+// Without progress for so long an upload is given up, and another round's state is asked for.
+inline constexpr int kSnapshotStallMs = 60000;
+// When a state is there, so long is waited for members that have not reported theirs.
+inline constexpr int kSnapshotVerdictMs = 10000;
+// A piece of a snapshot waits for the contribution under way, at most so long.
+inline constexpr int kSnapshotYieldMs = 2000;
+
 // Events queued for one watcher; beyond it the watcher is dropped with a reason and watches again.
 // An event is a shared pointer to what is kept anyway, so this bounds pointers (4 MiB), and is
 // large enough for a node that is behind by all that kKeptUpdateBytesMax keeps of a small model.

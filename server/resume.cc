@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "server/coordinator.h"
 #include "server/spec_difference.h"
+#include "spec/run_spec.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -30,7 +31,10 @@ absl::Status CheckSameRun(const v1::StoredRun& kept, const v1::RunSpec& spec) {
                                                       ", this version writes ", kStoreFormat,
                                                       ": start the coordinator that made it"));
   }
-  const std::string difference = SpecDifference(kept.spec(), spec);
+  // Fields that came with a later version have their default in a run that an earlier one made.
+  v1::RunSpec made = kept.spec();
+  ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&made));
+  const std::string difference = SpecDifference(made, spec);
   if (difference.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the store holds run '", kept.spec().run(), "' with another spec: ", difference,

@@ -3,6 +3,7 @@
 #include <rocksdb/env.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
+#include <rocksdb/write_batch.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -31,6 +32,12 @@ constexpr size_t kChunkCountAt = 12;
 
 void AppendBigEndian(uint64_t value, int bytes, std::string* key) {
   for (int i = bytes - 1; i >= 0; --i) key->push_back(static_cast<char>(value >> (8 * i)));
+}
+
+uint64_t ReadBigEndian(absl::string_view bytes) {
+  uint64_t value = 0;
+  for (char byte : bytes) value = value << 8 | static_cast<unsigned char>(byte);
+  return value;
 }
 
 uint64_t LittleEndian32(const std::string& bytes, size_t at) {
@@ -145,14 +152,48 @@ std::string SettledKey(uint64_t round) {
   return key;
 }
 
+std::string SnapshotKey(uint64_t round) {
+  std::string key;
+  AppendBigEndian(round, 8, &key);
+  return key;
+}
+
+std::string PieceKey(uint64_t round, const SectionRange& range) {
+  std::string key = SnapshotKey(round);
+  AppendBigEndian(range.section, 4, &key);
+  AppendBigEndian(range.begin, 8, &key);
+  AppendBigEndian(range.end, 8, &key);
+  return key;
+}
+
+bool ReadPieceKey(absl::string_view key, uint64_t* round, SectionRange* range) {
+  if (key.size() != 28) return false;
+  *round = ReadBigEndian(key.substr(0, 8));
+  range->section = static_cast<uint32_t>(ReadBigEndian(key.substr(8, 4)));
+  range->begin = ReadBigEndian(key.substr(12, 8));
+  range->end = ReadBigEndian(key.substr(20, 8));
+  return true;
+}
+
 absl::StatusOr<std::unique_ptr<RocksFolder>> RocksFolder::Open(const RocksStoreOptions& options,
                                                                Mode mode) {
   ISTHMUS_RETURN_IF_ERROR(CheckFolder(options, mode));
   std::unique_ptr<RocksFolder> folder(new RocksFolder(options.dir));
-  const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
+  std::vector<rocksdb::ColumnFamilyDescriptor> families = {
       {rocksdb::kDefaultColumnFamilyName, FamilyOptions(options, false)},
       {"rounds", FamilyOptions(options, true)},
-      {"settled", FamilyOptions(options, false)}};
+      {"settled", FamilyOptions(options, false)},
+      {"snapshots", FamilyOptions(options, true)}};
+  if (mode == Mode::kReadOnly) {
+    // What is only read gets no new family.
+    std::vector<std::string> names;
+    const rocksdb::Status listed =
+        rocksdb::DB::ListColumnFamilies(DbOptions(options), options.dir, &names);
+    if (!listed.ok()) return folder->Explain(listed);
+    if (std::find(names.begin(), names.end(), families.back().name) == names.end()) {
+      families.pop_back();
+    }
+  }
   rocksdb::DB* db = nullptr;
   rocksdb::Status status;
   if (mode == Mode::kReadOnly) {
@@ -282,7 +323,67 @@ absl::StatusOr<StoredState> RocksFolder::ReadState() const {
     state.nodes.push_back(std::move(node));
   }
   ISTHMUS_RETURN_IF_ERROR(Explain(iterator->status()));
+  v1::StoredSnapshotPlan plan;
+  status = Read(main(), kPlanKey, &plan);
+  if (status.ok()) state.plan = plan;
+  if (!status.ok() && !absl::IsNotFound(status)) return status;
+  ISTHMUS_RETURN_IF_ERROR(ReadSnapshots(&state.snapshots));
   return state;
+}
+
+absl::Status RocksFolder::ReadSnapshots(std::vector<v1::StoredSnapshot>* read) const {
+  if (snapshots() == nullptr) return absl::OkStatus();
+  const std::unique_ptr<rocksdb::Iterator> iterator(
+      db_->NewIterator(rocksdb::ReadOptions(), snapshots()));
+  iterator->SeekToFirst();
+  while (iterator->Valid()) {
+    const uint64_t round = ReadBigEndian(iterator->key().ToString().substr(0, 8));
+    if (iterator->key().size() == SnapshotKey(0).size()) {
+      v1::StoredSnapshot snapshot;
+      ISTHMUS_RETURN_IF_ERROR(Read(snapshots(), iterator->key().ToString(), &snapshot));
+      read->push_back(std::move(snapshot));
+    }
+    iterator->Seek(SnapshotKey(round + 1));  // past its pieces
+  }
+  return Explain(iterator->status());
+}
+
+absl::StatusOr<std::vector<SectionRange>> RocksFolder::Pieces(uint64_t round) const {
+  std::vector<SectionRange> ranges;
+  if (snapshots() == nullptr) return ranges;
+  const std::unique_ptr<rocksdb::Iterator> iterator(
+      db_->NewIterator(rocksdb::ReadOptions(), snapshots()));
+  for (iterator->Seek(SnapshotKey(round)); iterator->Valid(); iterator->Next()) {
+    uint64_t of_round = 0;
+    SectionRange range;
+    const std::string key = iterator->key().ToString();
+    if (key == SnapshotKey(round)) continue;
+    if (!ReadPieceKey(key, &of_round, &range) || of_round != round) break;
+    ranges.push_back(range);
+  }
+  ISTHMUS_RETURN_IF_ERROR(Explain(iterator->status()));
+  return ranges;
+}
+
+absl::StatusOr<std::string> RocksFolder::ReadPiece(uint64_t round,
+                                                   const SectionRange& range) const {
+  if (snapshots() == nullptr) return PieceNotKept(round, range);
+  std::string data;
+  const rocksdb::Status status =
+      db_->Get(rocksdb::ReadOptions(), snapshots(), PieceKey(round, range), &data);
+  if (status.IsNotFound()) return PieceNotKept(round, range);
+  ISTHMUS_RETURN_IF_ERROR(Explain(status));
+  return data;
+}
+
+void RocksFolder::DropSnapshotsBut(const std::vector<uint64_t>& rounds,
+                                   rocksdb::WriteBatch* writes) const {
+  uint64_t from = 0;
+  for (uint64_t round : rounds) {
+    writes->DeleteRange(snapshots(), SnapshotKey(from), SnapshotKey(round));
+    from = round + 1;
+  }
+  writes->DeleteRange(snapshots(), SnapshotKey(from), SnapshotKey(UINT64_MAX));
 }
 
 }  // namespace isthmus

@@ -19,9 +19,15 @@ inline constexpr char kRunKey[] = "run";
 inline constexpr char kSpanKey[] = "kept";
 inline constexpr char kOpenKey[] = "open";
 inline constexpr char kNodePrefix[] = "node/";
+inline constexpr char kPlanKey[] = "plan";
 
 std::string RoundKey(uint64_t round, uint32_t part);
 std::string SettledKey(uint64_t round);
+// In family "snapshots", before all pieces of its round: what makes them count.
+std::string SnapshotKey(uint64_t round);
+std::string PieceKey(uint64_t round, const SectionRange& range);
+// False: it is no key of a piece.
+bool ReadPieceKey(absl::string_view key, uint64_t* round, SectionRange* range);
 
 // An open database with its families. Thread-safe as RocksDB is.
 class RocksFolder {
@@ -35,19 +41,31 @@ class RocksFolder {
   rocksdb::ColumnFamilyHandle* main() const { return families_[0]; }
   rocksdb::ColumnFamilyHandle* rounds() const { return families_[1]; }
   rocksdb::ColumnFamilyHandle* settled() const { return families_[2]; }
+  // Null: the folder was made before there were snapshots, and is only read.
+  rocksdb::ColumnFamilyHandle* snapshots() const {
+    return families_.size() > 3 ? families_[3] : nullptr;
+  }
 
   // NOT_FOUND: there is none. DATA_LOSS: it is damaged.
   absl::Status Read(rocksdb::ColumnFamilyHandle* family, const std::string& key,
                     google::protobuf::MessageLite* message) const;
   absl::StatusOr<StoredUpdatePtr> ReadUpdate(uint64_t round) const;
   absl::StatusOr<StoredState> ReadState() const;
+  // The pieces of the state after that round, ascending; and one of them. NOT_FOUND: it is not
+  // there.
+  absl::StatusOr<std::vector<SectionRange>> Pieces(uint64_t round) const;
+  absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const;
   // The first update is round 1 where nothing was ever committed.
   absl::StatusOr<v1::StoredSpan> ReadSpan() const;
+
+  // Adds the removal of all rounds of family "snapshots" but these, ascending.
+  void DropSnapshotsBut(const std::vector<uint64_t>& rounds, rocksdb::WriteBatch* writes) const;
 
   // An error of the database as one of ours.
   absl::Status Explain(const rocksdb::Status& status) const;
 
  private:
+  absl::Status ReadSnapshots(std::vector<v1::StoredSnapshot>* snapshots) const;
   explicit RocksFolder(std::string dir) : dir_(std::move(dir)) {}
 
   const std::string dir_;

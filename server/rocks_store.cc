@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <utility>
 
@@ -67,9 +68,16 @@ class RocksStore final : public Store {
   }
 
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override;
+  absl::Status WritePiece(uint64_t round, const SectionRange& range,
+                          absl::string_view data) override;
+  std::vector<SectionRange> Pieces(uint64_t round) const override;
+  absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override;
 
  private:
+  absl::Status OpenAgainIfFull();
+  absl::Status WriteToFolder(rocksdb::WriteBatch* writes, bool sync);
   bool WroteBefore(const StoreBatch& batch) const;
+  void AppendSnapshot(const StoreBatch& batch, rocksdb::WriteBatch* writes) const;
   absl::Status AppendCommit(const StoreBatch& batch, rocksdb::WriteBatch* writes,
                             v1::StoredSpan* span) const;
   absl::Status DropOld(const StoreBatch& batch, rocksdb::WriteBatch* writes,
@@ -98,20 +106,7 @@ rocksdb::Slice SliceOf(const std::string& bytes) { return {bytes.data(), bytes.s
 
 absl::Status RocksStore::Write(const StoreBatch& batch) {
   std::lock_guard<std::mutex> write_lock(write_mutex_);
-  if (!failed_.ok()) return failed_;
-  if (full_) {
-    // A database that has met a full disk takes no more writes. Opened again, its log is read and
-    // what was torn is cut off.
-    std::unique_lock<std::shared_mutex> folder_lock(folder_mutex_);
-    folder_ = nullptr;
-    const absl::Status opened = Load();
-    if (!opened.ok()) {
-      if (!absl::IsResourceExhausted(opened)) failed_ = opened;
-      return opened;
-    }
-    full_ = false;
-    LogInfo("the state folder is open again", {{"dir", options_.dir}});
-  }
+  ISTHMUS_RETURN_IF_ERROR(OpenAgainIfFull());
   if (WroteBefore(batch)) return absl::OkStatus();
 
   rocksdb::WriteBatch writes;
@@ -128,19 +123,87 @@ absl::Status RocksStore::Write(const StoreBatch& batch) {
                batch.node->SerializeAsString());
   }
   if (batch.update != nullptr) ISTHMUS_RETURN_IF_ERROR(AppendCommit(batch, &writes, &span));
-  rocksdb::WriteOptions synced;
-  synced.sync = true;
-  const absl::Status written = folder_->Explain(folder_->db()->Write(synced, &writes));
-  if (absl::IsResourceExhausted(written)) {
-    full_ = true;
-    return written;
-  }
-  if (!written.ok()) {
-    failed_ = written;
-    return written;
-  }
+  AppendSnapshot(batch, &writes);
+  ISTHMUS_RETURN_IF_ERROR(WriteToFolder(&writes, /*sync=*/true));
   Remember(batch, span);
   return absl::OkStatus();
+}
+
+// Under write_mutex_.
+absl::Status RocksStore::WriteToFolder(rocksdb::WriteBatch* writes, bool sync) {
+  rocksdb::WriteOptions options;
+  options.sync = sync;
+  const absl::Status written = folder_->Explain(folder_->db()->Write(options, writes));
+  if (absl::IsResourceExhausted(written)) {
+    full_ = true;
+  } else if (!written.ok()) {
+    failed_ = written;
+  }
+  return written;
+}
+
+// Under write_mutex_. A database that has met a full disk takes no more writes. Opened again, its
+// log is read and what was torn is cut off.
+absl::Status RocksStore::OpenAgainIfFull() {
+  if (!failed_.ok()) return failed_;
+  if (!full_) return absl::OkStatus();
+  std::unique_lock<std::shared_mutex> folder_lock(folder_mutex_);
+  folder_ = nullptr;
+  const absl::Status opened = Load();
+  if (!opened.ok()) {
+    if (!absl::IsResourceExhausted(opened)) failed_ = opened;
+    return opened;
+  }
+  full_ = false;
+  LogInfo("the state folder is open again", {{"dir", options_.dir}});
+  return absl::OkStatus();
+}
+
+void RocksStore::AppendSnapshot(const StoreBatch& batch, rocksdb::WriteBatch* writes) const {
+  if (!batch.plan.has_value() && !batch.snapshot.has_value()) return;
+  const StoredState state = State();
+  std::set<uint64_t> stay;
+  for (const v1::StoredSnapshot& snapshot : state.snapshots) stay.insert(snapshot.facts().round());
+  if (batch.plan.has_value()) {
+    writes->Put(folder_->main(), kPlanKey, batch.plan->SerializeAsString());
+  }
+  if (batch.snapshot.has_value()) {
+    const uint64_t round = batch.snapshot->facts().round();
+    writes->Put(folder_->snapshots(), SnapshotKey(round), batch.snapshot->SerializeAsString());
+    stay.insert(round);
+    while (stay.size() > kSnapshotsKept) stay.erase(stay.begin());
+  }
+  const absl::optional<v1::StoredSnapshotPlan>& plan =
+      batch.plan.has_value() ? batch.plan : state.plan;
+  if (plan.has_value()) stay.insert(plan->round());
+  folder_->DropSnapshotsBut({stay.begin(), stay.end()}, writes);
+}
+
+absl::Status RocksStore::WritePiece(uint64_t round, const SectionRange& range,
+                                    absl::string_view data) {
+  std::lock_guard<std::mutex> write_lock(write_mutex_);
+  ISTHMUS_RETURN_IF_ERROR(OpenAgainIfFull());
+  rocksdb::WriteBatch writes;
+  writes.Put(folder_->snapshots(), PieceKey(round, range), {data.data(), data.size()});
+  // The record that makes it count is synced, and with it all that the log had before.
+  return WriteToFolder(&writes, /*sync=*/false);
+}
+
+std::vector<SectionRange> RocksStore::Pieces(uint64_t round) const {
+  std::shared_lock<std::shared_mutex> lock(folder_mutex_);
+  if (folder_ == nullptr) return {};
+  const auto pieces = folder_->Pieces(round);
+  if (pieces.ok()) return *pieces;
+  // Who wants one of them is told why.
+  LogError("cannot read which pieces of a snapshot are there",
+           {{"round", absl::StrCat(round)}, {"error", pieces.status().ToString()}});
+  return {};
+}
+
+absl::StatusOr<std::string> RocksStore::ReadPiece(uint64_t round, const SectionRange& range) const {
+  std::shared_lock<std::shared_mutex> lock(folder_mutex_);
+  if (folder_ == nullptr) return absl::UnavailableError("the state folder is being opened");
+  return folder_->ReadPiece(round, range);
 }
 
 // A write that met a full disk may have come through in spite of its answer.
@@ -225,6 +288,15 @@ void RocksStore::Remember(const StoreBatch& batch, const v1::StoredSpan& span) {
       at = state_.nodes.insert(at, *batch.node);
     }
     *at = *batch.node;
+  }
+  if (batch.plan.has_value()) state_.plan = batch.plan;
+  if (batch.snapshot.has_value()) {
+    std::vector<v1::StoredSnapshot>& snapshots = state_.snapshots;
+    if (!snapshots.empty() && snapshots.back().facts().round() == batch.snapshot->facts().round()) {
+      snapshots.pop_back();  // written before
+    }
+    snapshots.push_back(*batch.snapshot);
+    if (snapshots.size() > kSnapshotsKept) snapshots.erase(snapshots.begin());
   }
   if (batch.update == nullptr) return;
   span_ = span;

@@ -5,11 +5,13 @@
 // every write that was answered, and perhaps the one that was not. A torn end of the log is what a
 // crash leaves and is cut off; damage before the end is refused, and the file named.
 //
-//   run, kept, open, node/NAME   family "default"; see storage.proto
+//   run, kept, open, plan, node/NAME   family "default"; see storage.proto
 //   ROUND PART                   family "rounds": part 0 is the record, part i + 1 its piece i, as
 //                                64 and 32 bits big endian. Pieces lie in blob files, so they are
 //                                written to the log and to one file, and never again
 //   ROUND                        family "settled"
+//   ROUND SECTION BEGIN END      family "snapshots": a piece, written without a sync; and ROUND
+//                                alone, synced, when all of them are there
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 #include "server/store.h"
 
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -22,13 +23,23 @@ class MemoryStore final : public Store {
     if (batch.run.has_value()) run_ = batch.run;
     if (batch.node.has_value()) nodes_[batch.node->node()] = *batch.node;
     if (batch.update != nullptr) CommitLocked(batch);
+    if (batch.plan.has_value()) {
+      plan_ = batch.plan;
+      DropPiecesLocked();
+    }
+    if (batch.snapshot.has_value()) {
+      snapshots_[batch.snapshot->facts().round()] = *batch.snapshot;
+      while (snapshots_.size() > kSnapshotsKept) snapshots_.erase(snapshots_.begin());
+      DropPiecesLocked();
+    }
     return absl::OkStatus();
   }
 
   StoredState State() const override {
     std::lock_guard<std::mutex> lock(mutex_);
-    StoredState state{run_, {}, open_, last_round_};
+    StoredState state{run_, {}, open_, last_round_, plan_, {}};
     for (const auto& [name, node] : nodes_) state.nodes.push_back(node);
+    for (const auto& [round, snapshot] : snapshots_) state.snapshots.push_back(snapshot);
     return state;
   }
 
@@ -66,6 +77,32 @@ class MemoryStore final : public Store {
     return settled_[round + settled_.size() - last_round_ - 1];
   }
 
+  absl::Status WritePiece(uint64_t round, const SectionRange& range,
+                          absl::string_view data) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pieces_[round][range] = std::string(data);
+    return absl::OkStatus();
+  }
+
+  std::vector<SectionRange> Pieces(uint64_t round) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<SectionRange> ranges;
+    const auto held = pieces_.find(round);
+    if (held == pieces_.end()) return ranges;
+    for (const auto& [range, data] : held->second) ranges.push_back(range);
+    return ranges;
+  }
+
+  absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto held = pieces_.find(round);
+    if (held != pieces_.end()) {
+      const auto piece = held->second.find(range);
+      if (piece != held->second.end()) return piece->second;
+    }
+    return PieceNotKept(round, range);
+  }
+
  private:
   uint64_t FirstLocked() const { return last_round_ + 1 - updates_.size(); }
 
@@ -89,6 +126,15 @@ class MemoryStore final : public Store {
     }
   }
 
+  // Those of rounds that neither count nor are to come.
+  void DropPiecesLocked() {
+    for (auto held = pieces_.begin(); held != pieces_.end();) {
+      const bool planned = plan_.has_value() && plan_->round() == held->first;
+      const bool stays = planned || snapshots_.count(held->first) != 0;
+      held = stays ? std::next(held) : pieces_.erase(held);
+    }
+  }
+
   absl::Status NotKeptLocked(uint64_t round) const {
     return UpdateNotKept(round, FirstLocked(), last_round_, limits_);
   }
@@ -102,6 +148,9 @@ class MemoryStore final : public Store {
   std::deque<std::string> settled_;      // hashes of records, the same way
   uint64_t bytes_ = 0;
   uint64_t last_round_ = 0;
+  absl::optional<v1::StoredSnapshotPlan> plan_;
+  std::map<uint64_t, v1::StoredSnapshot> snapshots_;
+  std::map<uint64_t, std::map<SectionRange, std::string>> pieces_;  // by round
 };
 
 }  // namespace
@@ -112,13 +161,17 @@ std::unique_ptr<Store> MakeMemoryStore(const StoreLimits& limits) {
 
 absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,
                            const StoreLimits& limits) {
-  return WithReason(
-      absl::OutOfRangeError(absl::StrCat(
-          "the update of round ", round, " is not kept; rounds ", first_round, " to ", last_round,
-          " are (at most ", limits.rounds_max, " rounds and ", limits.bytes_max,
-          " bytes). A node further behind cannot catch up by updates: start it from a state of "
-          "one of these rounds, and next time let the coordinator keep more")),
-      "UPDATES_NOT_KEPT");
+  return WithReason(absl::OutOfRangeError(absl::StrCat(
+                        "the update of round ", round, " is not kept; rounds ", first_round, " to ",
+                        last_round, " are (at most ", limits.rounds_max, " rounds and ",
+                        limits.bytes_max, " bytes). A node further behind starts from a snapshot")),
+                    kReasonUpdatesNotKept);
+}
+
+absl::Status PieceNotKept(uint64_t round, const SectionRange& range) {
+  return absl::NotFoundError(absl::StrCat("the state after round ", round, " has no piece [",
+                                          range.begin, ", ", range.end, ") of section ",
+                                          range.section, " here (any more)"));
 }
 
 }  // namespace isthmus

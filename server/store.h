@@ -1,6 +1,6 @@
-// What a run must not lose: what it is, who was admitted, its committed rounds and the round that
-// is open. One interface for the store on disk (rocks_store.h) and for the one in memory, which
-// lasts as long as the object.
+// What a run must not lose: what it is, who was admitted, its committed rounds, the round that is
+// open, and snapshots. One interface for the store on disk (rocks_store.h) and for the one in
+// memory, which lasts as long as the object.
 //
 //   StoreBatch batch;
 //   batch.update = update;            // commits its round
@@ -17,10 +17,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/limits.h"
 #include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/storage.pb.h"
+#include "spec/section_ranges.h"
 #include "transport/watch_queue.h"
 
 namespace isthmus {
@@ -37,10 +39,12 @@ using StoredUpdatePtr = std::shared_ptr<const StoredUpdate>;
 
 // Everything but the updates: what a coordinator starts from.
 struct StoredState {
-  absl::optional<v1::StoredRun> run;       // absent: the store is empty
-  std::vector<v1::StoredNode> nodes;       // ascending by name
-  absl::optional<v1::StoredOpening> open;  // absent: no round is committed, or the last one is
-  uint64_t last_round = 0;                 // the last committed round; 0: none
+  absl::optional<v1::StoredRun> run;            // absent: the store is empty
+  std::vector<v1::StoredNode> nodes;            // ascending by name
+  absl::optional<v1::StoredOpening> open;       // absent: no round is committed, or the last one is
+  uint64_t last_round = 0;                      // the last committed round; 0: none
+  absl::optional<v1::StoredSnapshotPlan> plan;  // the last one; absent: there was none
+  std::vector<v1::StoredSnapshot> snapshots;    // those that count, ascending by round
 };
 
 // What becomes durable together or not at all. Parts that are absent stay as they were.
@@ -53,6 +57,10 @@ struct StoreBatch {
   // With an update: whatever the store's limits say, updates after this round are kept and those up
   // to it are not. Absent: the limits decide.
   absl::optional<uint64_t> keep_after;
+  // Whose state becomes the next snapshot. Pieces of any other round that does not count yet go.
+  absl::optional<v1::StoredSnapshotPlan> plan;
+  // All of its pieces were written: from here on it counts. All but the kSnapshotsKept newest go.
+  absl::optional<v1::StoredSnapshot> snapshot;
 };
 
 // How much is kept. A commit drops old rounds, never the one it commits.
@@ -94,6 +102,17 @@ class Store {
   virtual uint64_t first_round() const = 0;
   // SHA-256 of a round's record; empty for round 0. OUT_OF_RANGE: no longer known.
   virtual absl::StatusOr<std::string> RecordSha256(uint64_t round) const = 0;
+
+  // Keeps a piece of the state after `round`: float32, little endian, range.end - range.begin of
+  // them. It lasts when the snapshot does; a crash before that may lose it. Never over another
+  // piece; the same again is well. Errors as those of Write.
+  virtual absl::Status WritePiece(uint64_t round, const SectionRange& range,
+                                  absl::string_view data) = 0;
+  // The pieces of that round that are there, as they were cut, ascending.
+  virtual std::vector<SectionRange> Pieces(uint64_t round) const = 0;
+  // One of them. NOT_FOUND: it is not there (any more). DATA_LOSS: damaged.
+  virtual absl::StatusOr<std::string> ReadPiece(uint64_t round,
+                                                const SectionRange& range) const = 0;
 };
 
 // Keeps everything in memory, as long as it lives.
@@ -127,5 +146,8 @@ uint64_t FirstRoundToKeep(const StoreLimits& limits, const absl::optional<uint64
 // The answer to a question about rounds that are not kept.
 absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,
                            const StoreLimits& limits);
+
+// The answer to a question about a piece that is not there.
+absl::Status PieceNotKept(uint64_t round, const SectionRange& range);
 
 }  // namespace isthmus

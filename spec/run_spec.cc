@@ -104,6 +104,8 @@ void FillDefaults(v1::RunSpec* spec) {
   FillOptimizer(spec->mutable_optimizer());
   FillCodec(spec->mutable_codec());
   FillTiming(spec);
+  v1::SnapshotSpec* snapshot = spec->mutable_snapshot();
+  if (snapshot->every_rounds() == 0) snapshot->set_every_rounds(kSnapshotEveryDefault);
 }
 
 absl::Status WithoutEffect(absl::string_view field, absl::string_view where) {
@@ -140,6 +142,10 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
     for (const auto& [field, is_given] : idle) {
       if (is_given) return WithoutEffect(field, "optimizer.base BASE_OPTIMIZER_SGD");
     }
+  }
+  if (complete.allow_drift() &&
+      complete.snapshot().every_rounds() != bare.snapshot().every_rounds()) {
+    return WithoutEffect("snapshot.every_rounds", "allow_drift");
   }
   if (optimizer.decay_groups_size() > 0 && optimizer.weight_decay() == 0) {
     return WithoutEffect("optimizer.decay_groups", "optimizer.weight_decay 0");

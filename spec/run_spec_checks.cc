@@ -206,6 +206,21 @@ absl::Status CheckTiming(const v1::TimingSpec& timing) {
                     "give milliseconds after the first complete contribution");
 }
 
+absl::Status CheckSnapshot(const v1::RunSpec& spec) {
+  const v1::SnapshotSpec& snapshot = spec.snapshot();
+  ISTHMUS_RETURN_IF_ERROR(CheckRange("snapshot.every_rounds", snapshot.every_rounds(), 1, kStepsMax,
+                                     "give the number of rounds between two snapshots"));
+  if (snapshot.start_node().empty()) return absl::OkStatus();
+  const std::string node =
+      absl::StrCat("'", snapshot.start_node().substr(0, 2 * kNameBytesMax), "'");
+  if (NodeIndex(spec, snapshot.start_node()) < 0) {
+    return Refuse("snapshot.start_node", node, "give the name of one of the spec's nodes");
+  }
+  if (!spec.allow_drift()) return absl::OkStatus();
+  return Refuse("snapshot.start_node", node,
+                "with allow_drift the nodes hold no common state; leave it out");
+}
+
 }  // namespace
 
 absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
@@ -258,6 +273,7 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec) {
   ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckTiming(spec.timing()));
   ISTHMUS_RETURN_IF_ERROR(CheckDeterministic(spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckSnapshot(spec));
   if (!spec.start_state_sha256().empty() && spec.start_state_sha256().size() != kSha256Bytes) {
     return Refuse("the length of start_state_sha256", spec.start_state_sha256().size(),
                   absl::StrCat("give ", kSha256Bytes, " bytes, or none"));

@@ -59,6 +59,12 @@ bool AsksToJoinAgain(const absl::Status& status) {
          reason == kReasonNotJoined;
 }
 
+bool AsksForSnapshot(const absl::Status& status) {
+  if (!absl::IsOutOfRange(status)) return false;
+  const std::string reason = ReasonOf(status);
+  return reason == kReasonUpdatesNotKept || reason == kReasonFetchSnapshot;
+}
+
 bool IsRetryable(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:

@@ -21,6 +21,10 @@ inline constexpr char kReasonIncarnationFenced[] = "INCARNATION_FENCED";
 inline constexpr char kReasonNotJoined[] = "NOT_JOINED";
 // ALREADY_EXISTS of JoinRun: the node lives under another secret.
 inline constexpr char kReasonNodeAlive[] = "NODE_ALIVE";
+// OUT_OF_RANGE: the caller's state is too old to catch up by updates, which are no longer kept, or
+// more than a snapshot. It fetches one and joins with that.
+inline constexpr char kReasonUpdatesNotKept[] = "UPDATES_NOT_KEPT";
+inline constexpr char kReasonFetchSnapshot[] = "FETCH_SNAPSHOT";
 // UNAVAILABLE: this process is stopping.
 inline constexpr char kReasonShuttingDown[] = "SHUTTING_DOWN";
 
@@ -34,6 +38,9 @@ int64_t RetryAfterMsOf(const absl::Status& status);
 
 // The server does not know the caller's incarnation (any more).
 bool AsksToJoinAgain(const absl::Status& status);
+
+// The caller needs a snapshot to go on.
+bool AsksForSnapshot(const absl::Status& status);
 
 // UNAVAILABLE, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, ABORTED: the caller may try again.
 bool IsRetryable(const absl::Status& status);

@@ -39,6 +39,14 @@ class LastingStore final : public Store {
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override {
     return store_->RecordSha256(round);
   }
+  absl::Status WritePiece(uint64_t round, const SectionRange& range,
+                          absl::string_view data) override {
+    return store_->WritePiece(round, range, data);
+  }
+  std::vector<SectionRange> Pieces(uint64_t round) const override { return store_->Pieces(round); }
+  absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override {
+    return store_->ReadPiece(round, range);
+  }
 
   void FailWith(const absl::Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);

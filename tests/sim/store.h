@@ -24,6 +24,14 @@ class SimStore final : public Store {
   uint64_t last_round() const override { return kept_->last_round(); }
   uint64_t first_round() const override { return kept_->first_round(); }
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override;
+  absl::Status WritePiece(uint64_t round, const SectionRange& range,
+                          absl::string_view data) override {
+    return kept_->WritePiece(round, range, data);
+  }
+  std::vector<SectionRange> Pieces(uint64_t round) const override { return kept_->Pieces(round); }
+  absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override {
+    return kept_->ReadPiece(round, range);
+  }
 
   // The next write is the last thing the process does: `written` says whether it is on the disk
   // then.
