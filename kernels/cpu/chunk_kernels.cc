@@ -152,16 +152,6 @@ void Reserve(ChunkShape shape, const ReserveRule& rule, const float* g, size_t g
                          /*gradient=*/{}, /*ahead=*/0});
 }
 
-// -1, 0 or +1; +0 for what is neither above nor below 0.
-HWY_INLINE FloatVec SignOf(FloatVec x) {
-  const FloatTag d;
-  const FloatVec zero = hn::Zero(d);
-  const FloatVec one = hn::Set(d, 1.0f);
-  const FloatVec positive = hn::IfThenElseZero(hn::Gt(x, zero), one);
-  const FloatVec negative = hn::IfThenElseZero(hn::Lt(x, zero), one);
-  return hn::Sub(positive, negative);
-}
-
 // What moves parameters by decoded sums, and asks for those that come next, `ahead` elements on.
 template <bool sign>
 struct Stepping {

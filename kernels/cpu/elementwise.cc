@@ -28,15 +28,8 @@ void Momentum(float beta, float eta, const float* HWY_RESTRICT g, float* HWY_RES
 }
 
 void Sign(float* HWY_RESTRICT x, size_t size) {
-  const FloatTag tag;
-  const FloatVec zero = hn::Zero(tag);
-  const FloatVec one = hn::Set(tag, 1.0f);
   for (size_t i = 0; i < size; i += kLanes) {
-    const FloatVec value = LoadPart(x + i, size - i);
-    // A NaN, which only decoding beyond float32's range can make, compares false and becomes +0.
-    const FloatVec positive = hn::IfThenElseZero(hn::Gt(value, zero), one);
-    const FloatVec negative = hn::IfThenElseZero(hn::Lt(value, zero), one);
-    StorePart(hn::Sub(positive, negative), x + i, size - i);
+    StorePart(SignOf(LoadPart(x + i, size - i)), x + i, size - i);
   }
 }
 

@@ -1,4 +1,5 @@
-// What the vector kernels share: parts of vectors at ragged edges, and the transpose of a tile.
+// What the vector kernels share: parts of vectors at ragged edges, signs, and the transpose of a
+// tile.
 // Included once for each target (see hwy/foreach_target.h), so its guard is a toggle.
 #if defined(ISTHMUS_KERNELS_CPU_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ISTHMUS_KERNELS_CPU_VECTORS_INL_H_
@@ -47,6 +48,16 @@ HWY_INLINE void StorePart(FloatVec v, float* to, size_t count) {
   HWY_ALIGN float part[kLanes];
   hn::Store(v, d, part);
   std::memcpy(to, part, count * sizeof(float));
+}
+
+// -1, 0 or +1; +0 for what is neither above nor below 0.
+HWY_INLINE FloatVec SignOf(FloatVec x) {
+  const FloatTag d;
+  const FloatVec zero = hn::Zero(d);
+  const FloatVec one = hn::Set(d, 1.0f);
+  const FloatVec positive = hn::IfThenElseZero(hn::Gt(x, zero), one);
+  const FloatVec negative = hn::IfThenElseZero(hn::Lt(x, zero), one);
+  return hn::Sub(positive, negative);
 }
 
 #if HWY_TARGET == HWY_SCALAR

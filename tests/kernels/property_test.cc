@@ -1,58 +1,24 @@
 // Every kernel, on every target that this machine has, against the plain implementation: random
 // sizes with 0 where that is allowed, 1, primes and odd lengths.
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/demo.h"
 #include "kernels/reference/reference.h"
-#include "kernels/targets.h"
-#include "tests/kernels/random.h"
+#include "tests/kernels/every_target.h"
 
 namespace isthmus {
 namespace {
 
-// Runs the test's body once a target.
-class EveryTarget : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { ForceKernelTarget(GetParam()); }
-  void TearDown() override { ForceKernelTarget(""); }
-
-  TestRandom random_;
-};
-
-INSTANTIATE_TEST_SUITE_P(Kernels, EveryTarget, testing::ValuesIn(KernelTargets()),
-                         [](const auto& info) { return info.param; });
-
-std::vector<size_t> Sizes(TestRandom* random) {
-  std::vector<size_t> sizes = {0,  1,  2,  3,  4,  5,  7,   8,   11,  13,  15,
-                               16, 17, 31, 32, 33, 63, 101, 127, 128, 129, 1009};
-  for (int i = 0; i < 20; ++i) sizes.push_back(random->Between(0, 3000));
-  return sizes;
-}
-
-bool SameBits(absl::Span<const float> a, absl::Span<const float> b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
-// Normal numbers, among them zeros of both signs, subnormal and large ones.
-std::vector<float> Numbers(TestRandom* random, size_t count) {
-  std::vector<float> values = random->Normals(count);
-  const float odd[] = {0.0f, -0.0f, 1e-42f, -1e-42f, 1e30f, -1e-30f};
-  for (float& value : values) {
-    if (random->Between(0, 9) == 0) value = odd[random->Between(0, 5)];
-  }
-  return values;
-}
+INSTANTIATE_TEST_SUITE_P(Kernels, EveryTarget, testing::ValuesIn(KernelTargets()), TargetName);
 
 TEST_P(EveryTarget, IsTheOneInUse) { EXPECT_EQ(KernelTarget(), GetParam()); }
 
 TEST_P(EveryTarget, ElementwiseBitForBit) {
-  for (const size_t size : Sizes(&random_)) {
-    const std::vector<float> u = Numbers(&random_, size);
-    const std::vector<float> before = Numbers(&random_, size);
+  for (const size_t size : InterestingSizes(&random_)) {
+    const std::vector<float> u = OddNumbers(&random_, size);
+    const std::vector<float> before = OddNumbers(&random_, size);
     const float a = random_.Normal();
     const float b = random_.Normal();
     std::vector<float> got = before;
@@ -73,11 +39,11 @@ TEST_P(EveryTarget, ElementwiseBitForBit) {
 }
 
 TEST_P(EveryTarget, AdamWBitForBit) {
-  for (const size_t size : Sizes(&random_)) {
+  for (const size_t size : InterestingSizes(&random_)) {
     AdamWRule rule;
     rule.eta = 0.01f;
     rule.decay_factor = DecayFactor(rule.eta, 0.1f);
-    std::vector<float> p = Numbers(&random_, size), m(size), v(size);
+    std::vector<float> p = OddNumbers(&random_, size), m(size), v(size);
     std::vector<float> p_expected = p, m_expected(size), v_expected(size);
     float power1 = 1.0f, power2 = 1.0f;
     for (int t = 1; t <= 3; ++t) {
@@ -99,8 +65,8 @@ TEST_P(EveryTarget, AdamWBitForBit) {
 TEST_P(EveryTarget, AddScaledChunkBitForBit) {
   for (const ChunkShape shape : InterestingShapes(&random_, 10)) {
     const size_t stride = shape.cols + random_.Between(0, 9);
-    const std::vector<float> x = Numbers(&random_, shape.elements());
-    std::vector<float> got = Numbers(&random_, stride * shape.rows);
+    const std::vector<float> x = OddNumbers(&random_, shape.elements());
+    std::vector<float> got = OddNumbers(&random_, stride * shape.rows);
     std::vector<float> expected = got;
     const float scale = random_.Normal();
     AddScaledChunk(shape, scale, x, got.data(), stride);
@@ -130,7 +96,7 @@ TEST_P(EveryTarget, SelectEqualsAPartialSort) {
   const float few[] = {0.0f, -0.0f, 1.0f, -1.0f, 1.5f, 3e38f, 1e-42f};
   for (int i = 0; i < 200; ++i) {
     const uint32_t size = i < 70 ? i + 1 : random_.Between(1, i < 190 ? 5000 : 16384);
-    std::vector<float> values = Numbers(&random_, size);
+    std::vector<float> values = OddNumbers(&random_, size);
     if (i % 3 == 0) {
       for (float& value : values) value = few[random_.Between(0, 6)];
     }
@@ -165,7 +131,7 @@ TEST_P(EveryTarget, StepBitForBit) {
       const uint32_t m = shape.elements();
       const Components merged = random_.Some(m, random_.Between(0, std::min(m, 100u)));
       const size_t stride = shape.cols + random_.Between(0, 9);
-      std::vector<float> got = Numbers(&random_, stride * shape.rows);
+      std::vector<float> got = OddNumbers(&random_, stride * shape.rows);
       std::vector<float> expected = got;
       StepRule rule;
       rule.sign = sign;
