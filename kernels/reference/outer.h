@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "kernels/aggregate.h"
 #include "kernels/draws.h"
 #include "kernels/outer.h"
 
@@ -22,6 +23,10 @@ void OuterStepWithDraws(const OuterRound& round, absl::Span<const float> g,
 float OuterLargest(const OuterRound& round, absl::Span<const float> g, absl::Span<const float> m);
 void LionDirection(const LionRule& rule, absl::Span<const float> g, absl::Span<float> m,
                    absl::Span<float> c);
+
+double SquaresOf(absl::Span<const float> block);
+void AggregateBlock(const AggregateSettings& settings, absl::Span<const float* const> rows,
+                    absl::Span<const float> factors, absl::Span<float> out);
 
 }  // namespace reference
 }  // namespace isthmus
