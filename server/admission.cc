@@ -66,6 +66,15 @@ absl::Status StartStateDiffers(const v1::JoinRunRequest& request, absl::string_v
                     "START_STATE_DIFFERS");
 }
 
+absl::Status StartNotThere(const v1::JoinRunRequest& request, const std::string& start) {
+  return WithRetryAfterMs(
+      WithReason(absl::UnavailableError(absl::StrCat(
+                     "node '", request.node(), "' waits for the state of node '", start,
+                     "', which the run starts from (snapshot.start_node); it has not come yet")),
+                 "NO_START_STATE"),
+      kRetryAfterMs);
+}
+
 }  // namespace
 
 absl::StatusOr<v1::JoinRunResponse> Coordinator::JoinRun(const v1::JoinRunRequest& request) {
@@ -118,6 +127,7 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest&
   response.set_incarnation(admission.batch.node->incarnation());
   response.set_attempt(admission.batch.node->attempt());
   response.set_committed_round(machine_.committed_round());
+  if (UploadsStartLocked(request)) response.set_snapshot(v1::SNAPSHOT_DUTY_UPLOAD);
   return response;
 }
 
@@ -128,6 +138,7 @@ absl::StatusOr<Coordinator::Admission> Coordinator::PlanLocked(const v1::JoinRun
   ISTHMUS_RETURN_IF_ERROR(CheckHeldOutLocked(request));
   Admission admission;
   ISTHMUS_ASSIGN_OR_RETURN(admission.model, CheckModelLocked(request));
+  ISTHMUS_RETURN_IF_ERROR(CheckCatchUpLocked(request.node(), request.last_round()));
   admission.heldout_sha256 =
       request.heldout_sha256().empty() ? heldout_sha256_ : request.heldout_sha256();
   if (admission.model != model_ || admission.heldout_sha256 != heldout_sha256_) {
@@ -140,6 +151,13 @@ absl::StatusOr<Coordinator::Admission> Coordinator::PlanLocked(const v1::JoinRun
   node.set_incarnation(last_incarnation_);
   node.set_attempt(request.attempt() != 0 ? request.attempt() : last_incarnation_);
   node.set_secret_sha256(Sha256Of(request.secret()));
+  // A corrected model has another start state, of which nothing is there yet.
+  if (UploadsStartLocked(request) &&
+      (snapshot_plan_.plan() == nullptr || admission.model != model_)) {
+    admission.batch.plan.emplace();
+    admission.batch.plan->set_node(request.node());
+    admission.batch.plan->add_members(request.node());
+  }
   return admission;
 }
 
@@ -158,6 +176,7 @@ void Coordinator::AdmitLocked(const v1::JoinRunRequest& request, const Admission
                             {"contribution_bytes", absl::StrCat(model_->sizes.total())}});
   }
   heldout_sha256_ = admission.heldout_sha256;
+  if (admission.batch.plan.has_value()) BeginPlanLocked(*admission.batch.plan);
   differing_.erase(request.node());
   NodeState& node = nodes_[request.node()];
   CloseWatchLocked(&node, WithReason(absl::AbortedError("the node joined again; watch again"),
@@ -205,6 +224,8 @@ absl::Status Coordinator::CheckSecretLocked(const v1::JoinRunRequest& request) c
 }
 
 absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) const {
+  const std::string& start = spec_.snapshot().start_node();
+  if (!start.empty() && request.node() != start) return absl::OkStatus();  // it fetches it
   const std::string& pinned = spec_.start_state_sha256();
   if (request.last_round() != 0 || pinned.empty() || request.state_sha256() == pinned) {
     return absl::OkStatus();
@@ -214,7 +235,11 @@ absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) con
 
 absl::StatusOr<Coordinator::ModelPtr> Coordinator::CheckModelLocked(
     const v1::JoinRunRequest& request) const {
-  const bool fixed = model_ != nullptr && !ModelMayChangeLocked(request.node());
+  const std::string& start = spec_.snapshot().start_node();
+  const bool starts_by_fetching = !start.empty() && request.node() != start;
+  if (starts_by_fetching && model_ == nullptr) return StartNotThere(request, start);
+  const bool fixed =
+      model_ != nullptr && (starts_by_fetching || !ModelMayChangeLocked(request.node()));
   // Against the run's own manifest first: that sentence names what both sides have.
   if (fixed) {
     const std::string difference = ManifestDifference(model_->manifest, request.manifest());
@@ -248,6 +273,13 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::CheckModelLocked(
     return MakeModel(request.manifest(), fingerprint, request.state_sha256());
   }
   if (request.last_round() == 0 && request.state_sha256() != model_->start_state_sha256) {
+    if (starts_by_fetching && snapshots_.empty()) return StartNotThere(request, start);
+    if (starts_by_fetching) {
+      return WithReason(
+          absl::OutOfRangeError(absl::StrCat("the run starts from the state of node '", start,
+                                             "': fetch the snapshot and join with that")),
+          kReasonFetchSnapshot);
+    }
     return StartStateDiffers(request, "the run's other nodes hold", model_->start_state_sha256);
   }
   return model_;
@@ -268,9 +300,16 @@ absl::Status Coordinator::CheckHeldOutLocked(const v1::JoinRunRequest& request) 
       "HELDOUT_DIFFERS");
 }
 
+// The node that the run starts from uploads its start state, until that is a snapshot.
+bool Coordinator::UploadsStartLocked(const v1::JoinRunRequest& request) const {
+  return request.node() == spec_.snapshot().start_node() && request.last_round() == 0 &&
+         machine_.committed_round() == 0 && snapshots_.empty();
+}
+
 // The first node fixes what is trained. It can be corrected as long as nothing was built on it.
 bool Coordinator::ModelMayChangeLocked(const std::string& joining) const {
   if (machine_.committed_round() != 0 || machine_.committing_round() != 0) return false;
+  if (!snapshots_.empty()) return false;  // others start from it
   return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
     const std::string& name = entry.first;
     return (name != joining && machine_.IsLive(name)) ||

@@ -106,10 +106,19 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
   std::lock_guard<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
   ISTHMUS_RETURN_IF_ERROR(CheckLength("waiting_for", request.waiting_for().size()));
+  const size_t sha256_bytes = request.state_sha256().size();
+  if (sha256_bytes != 0 && sha256_bytes != kSha256Bytes) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                          "state_sha256 has ", sha256_bytes, " bytes; it has 0 or ", kSha256Bytes)),
+                      "WRONG_SIZE");
+  }
   const uint64_t holds = std::max(request.acknowledged_round(), request.checkpoint_round());
   if (holds > machine_.committed_round()) return AheadLocked(request.node(), holds);
   nodes_[request.node()].checkpoint_round = request.checkpoint_round();
   nodes_[request.node()].trail.heartbeat_ms = NowMs();
+  if (sha256_bytes != 0) {
+    snapshot_plan_.Report(request.node(), request.state_round(), request.state_sha256());
+  }
   StepLocked(NodeWaiting{request.node(), OneLine(request.waiting_for(), kReasonBytesMax)});
   StepLocked(NodeAcknowledged{request.node(), request.acknowledged_round()});
   v1::HeartbeatResponse response;

@@ -41,6 +41,12 @@ RoundSettings SettingsOf(const v1::RunSpec& spec) {
   return settings;
 }
 
+// Well before updates since the last one have to go.
+uint64_t SnapshotEvery(const v1::RunSpec& spec, const StoreLimits& limits) {
+  if (spec.allow_drift()) return 0;
+  return std::max<uint64_t>(1, std::min(spec.snapshot().every_rounds(), limits.rounds_max / 2));
+}
+
 uint32_t FloatBits(float value) {
   uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -57,6 +63,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   ISTHMUS_RETURN_IF_ERROR(coordinator->Resume());
   if (commits_by_itself) {
     coordinator->commit_thread_ = std::thread([c = coordinator.get()] { c->CommitLoop(); });
+    coordinator->snapshot_thread_ = std::thread([c = coordinator.get()] { c->SnapshotLoop(); });
   }
   if (ticks_by_itself) {
     coordinator->tick_thread_ = std::thread([c = coordinator.get()] { c->TickLoop(); });
@@ -74,6 +81,7 @@ Coordinator::Coordinator(CoordinatorOptions options)
       on_disk_failure_(std::move(options.on_disk_failure)),
       started_ms_(clock_->NowMs()),
       machine_(SettingsOf(spec_)),
+      snapshot_plan_(SnapshotEvery(spec_, store_->limits())),
       history_(options.history) {
   for (const v1::NodeSpec& node : spec_.nodes()) nodes_[node.name()];
 }
@@ -93,6 +101,7 @@ void Coordinator::Stop() {
   wake_.notify_all();
   if (commit_thread_.joinable()) commit_thread_.join();
   if (tick_thread_.joinable()) tick_thread_.join();
+  if (snapshot_thread_.joinable()) snapshot_thread_.join();
 }
 
 void Coordinator::StepLocked(const RoundEvent& event) {
@@ -135,6 +144,9 @@ void Coordinator::CarryOutLocked(const PublishRound& effect) {
   ISTHMUS_CHECK(persisted_ != nullptr && persisted_->record.round() == effect.round);
   history_.Committed(persisted_->record.payload_bytes(), persisted_->record.sha256(), NowLocked());
   last_update_sha256_ = persisted_->record.sha256();
+  if (const auto* plan = snapshot_plan_.plan(); plan != nullptr && plan->round() == effect.round) {
+    snapshot_plan_.Progress(NowMs());
+  }
   SendUpdateLocked(std::exchange(persisted_, nullptr));
 }
 
@@ -196,6 +208,7 @@ absl::Status Coordinator::CommitOne() {
   }
   job_.reset();
   if (stopping_) return absl::OkStatus();
+  if (batch.plan.has_value()) BeginPlanLocked(*batch.plan);
   // Publish: the machine answers with PublishRound, then the next round opens.
   persisted_ = std::move(batch.update);
   StepLocked(RoundPersisted{round});
@@ -215,9 +228,16 @@ StoreBatch Coordinator::MakeCommit(const CommitJob& job) {
     batch.open->set_round(job.round.round + 1);
     for (const std::string& member : job.round.next_members) batch.open->add_members(member);
   }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (batch.open.has_value()) {
+    if (store_->BytesAfter(snapshots_.empty() ? 0 : snapshots_.back().facts().round()) >
+        store_->limits().bytes_max / 2) {
+      snapshot_plan_.Want();
+    }
+    batch.plan = snapshot_plan_.Propose(job.round.round + 1, job.round.next_members);
+  }
   if (!spec_.deterministic()) return batch;
   // A node may start again from its checkpoint and needs every update since, however many.
-  std::lock_guard<std::mutex> lock(mutex_);
   uint64_t oldest = job.round.round;
   for (const auto& [name, node] : nodes_) oldest = std::min(oldest, node.checkpoint_round);
   batch.keep_after = oldest;
@@ -281,7 +301,7 @@ std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) cons
   return update;
 }
 
-WatchEvent Coordinator::OpenedEventLocked() const {
+WatchEvent Coordinator::OpenedEventLocked(const std::string& node) const {
   auto event = std::make_shared<v1::WatchUpdatesResponse>();
   v1::RoundOpened* opened = event->mutable_opened();
   const uint64_t round = machine_.open_round();
@@ -289,6 +309,7 @@ WatchEvent Coordinator::OpenedEventLocked() const {
   opened->set_base_round(round - 1);
   opened->set_step(round);
   opened->set_lr_bits(LearningRateBits(round));
+  opened->set_snapshot(snapshot_plan_.DutyOf(node, round));
   const int64_t left_ms = machine_.CloseLeftMs(NowMs());
   opened->set_deadline_ms(left_ms < 0 ? 0 : static_cast<uint32_t>(std::max<int64_t>(1, left_ms)));
   return event;
@@ -297,7 +318,7 @@ WatchEvent Coordinator::OpenedEventLocked() const {
 void Coordinator::SendOpenedLocked(const std::string& node) {
   const NodeState& state = nodes_[node];
   if (state.watch == nullptr) return;
-  deliveries_.push_back({state.watch, {OpenedEventLocked()}, absl::nullopt});
+  deliveries_.push_back({state.watch, {OpenedEventLocked(node)}, absl::nullopt});
 }
 
 void Coordinator::AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,

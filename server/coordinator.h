@@ -12,6 +12,7 @@
 //   callers.cc       Heartbeat, LeaveRun, and what every call of an admitted node must pass
 //   submission.cc    Submit: what is checked before a contribution counts
 //   watches.cc       WatchUpdates: what a watcher is sent, and when
+//   snapshots.cc     UploadSnapshot, FetchSnapshot, and who is told to fetch one
 //   look.cc          what operators may see, and what is kept for them
 //
 // Thread-safe. One mutex guards the state; what takes long (checking pieces, digests, merging,
@@ -41,7 +42,9 @@
 #include "server/monitor_facts.h"
 #include "server/monitor_history.h"
 #include "server/round.h"
+#include "server/snapshot_plan.h"
 #include "server/store.h"
+#include "spec/section_ranges.h"
 #include "transport/round_host.h"
 
 namespace isthmus {
@@ -81,6 +84,11 @@ class Coordinator final : public RoundHost {
   absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request) override;
   absl::StatusOr<v1::LeaveRunResponse> LeaveRun(const v1::LeaveRunRequest& request) override;
 
+  absl::StatusOr<std::unique_ptr<SnapshotSink>> BeginUpload(
+      const v1::UploadSnapshotHeader& header) override;
+  absl::StatusOr<std::unique_ptr<SnapshotSource>> BeginFetch(
+      const v1::FetchSnapshotRequest& request) override;
+
   // Looks at leases and deadlines. Called every kTickMs by a thread of its own, unless told not to.
   void Tick();
 
@@ -91,6 +99,14 @@ class Coordinator final : public RoundHost {
   absl::Status CommitOne();
   // Whether a closed round waits for CommitOne.
   bool has_commit() const;
+
+  // Looks whether the snapshot under way is whole, checks it, and makes it count or gives it up.
+  // RESOURCE_EXHAUSTED: the store has no room; call it again. Called every kTickMs by a thread of
+  // its own, unless told not to commit by itself; by one thread at a time.
+  absl::Status FinishSnapshot();
+  // The next round that opens gets a snapshot, beside those of the schedule; its number.
+  // FAILED_PRECONDITION: the run's nodes hold no common state, or no round follows.
+  absl::StatusOr<uint64_t> RequestSnapshot();
 
   // Ends all watches and refuses all calls with UNAVAILABLE, ends the threads. Idempotent.
   void Stop();
@@ -113,6 +129,7 @@ class Coordinator final : public RoundHost {
  private:
   class Submission;       // submission.cc
   class EndedSubmission;  // submission.cc
+  class SnapshotIntake;   // snapshots.cc
 
   // What the run trains. Fixed by the first node; never changes.
   struct Model {
@@ -141,6 +158,13 @@ class Coordinator final : public RoundHost {
     ModelPtr model;
     std::vector<std::string> digests;                   // one for each included node
     std::vector<std::vector<HeldPiece>> contributions;  // one for each included node
+  };
+
+  // What came of the snapshot under way.
+  struct Intake {
+    absl::optional<v1::SnapshotFacts> facts;  // as the first call said; absent: none came yet
+    std::set<SectionRange> held;
+    uint64_t bytes = 0;
   };
 
   // Declared before a lock, so that it delivers after the lock is gone, on every way out.
@@ -201,6 +225,7 @@ class Coordinator final : public RoundHost {
   absl::Status CheckHeldOutLocked(const v1::JoinRunRequest& request) const;
   absl::StatusOr<ModelPtr> MakeModel(const v1::Manifest& manifest, const std::string& fingerprint,
                                      const std::string& start_state_sha256) const;
+  bool UploadsStartLocked(const v1::JoinRunRequest& request) const;
   bool ModelMayChangeLocked(const std::string& node) const;
   v1::StoredRun StoredRunOf(const ModelPtr& model, const std::string& heldout_sha256) const;
 
@@ -227,7 +252,7 @@ class Coordinator final : public RoundHost {
   absl::Status AppendBacklogLocked(std::vector<StoredUpdatePtr> missed, uint64_t last_round,
                                    const ChunkRanges& watched, Delivery* delivery) const;
   WatchEvent StartEventLocked(const std::string& node) const;
-  WatchEvent OpenedEventLocked() const;
+  WatchEvent OpenedEventLocked(const std::string& node) const;
   void SendOpenedLocked(const std::string& node);
   // The update's record and those of its pieces that overlap the chunks watched.
   static void AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,
@@ -235,6 +260,18 @@ class Coordinator final : public RoundHost {
   void SendUpdateLocked(const StoredUpdatePtr& update);
   void CloseWatchLocked(NodeState* node, absl::Status status);
   void Deliver();
+
+  // snapshots.cc
+  absl::Status CheckUploadLocked(const v1::UploadSnapshotHeader& header) const;
+  absl::Status CheckFactsLocked(const v1::SnapshotFacts& facts) const;
+  absl::Status CheckPieceLocked(const v1::SnapshotPiece& piece, const SectionRange& range,
+                                bool* held) const;
+  void BeginPlanLocked(const v1::StoredSnapshotPlan& plan);
+  void ResumeSnapshotsLocked(const StoredState& state);
+  bool IsWholeLocked() const;
+  absl::StatusOr<std::string> HashPieces(const v1::SnapshotFacts& facts, const Grid& grid) const;
+  void SnapshotLoop();
+  absl::Status CheckCatchUpLocked(const std::string& node, uint64_t last_round);
 
   // look.cc
   std::string StoppedSentenceLocked() const;
@@ -272,6 +309,9 @@ class Coordinator final : public RoundHost {
   StoreBatch unstored_;             // made of job_, and not taken by the store yet
   StoredUpdatePtr persisted_;       // of the round to publish next
   std::string last_update_sha256_;  // of the last round that was published
+  SnapshotPlan snapshot_plan_;
+  Intake intake_;                              // of the plan under way
+  std::vector<v1::StoredSnapshot> snapshots_;  // that count, ascending by round
   std::deque<Delivery> deliveries_;
   bool delivering_ = false;
   std::string cause_;  // of the present wait, since when, and whether it was logged
@@ -282,6 +322,7 @@ class Coordinator final : public RoundHost {
 
   std::thread commit_thread_;
   std::thread tick_thread_;
+  std::thread snapshot_thread_;
 };
 
 }  // namespace isthmus

@@ -97,6 +97,7 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
                           {"committed_round", absl::StrCat(state.last_round)},
                           {"first_kept_round", absl::StrCat(store_->first_round())},
                           {"members", absl::StrJoin(resumed.members, ",")}});
+  ResumeSnapshotsLocked(state);
   StepLocked(resumed);
   return absl::OkStatus();
 }

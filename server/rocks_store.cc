@@ -67,6 +67,12 @@ class RocksStore final : public Store {
     return span_.first_round();
   }
 
+  uint64_t BytesAfter(uint64_t last_round) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return AverageBytesAfter(last_round, span_.first_round(), span_.last_round(),
+                             span_.payload_bytes());
+  }
+  const StoreLimits& limits() const override { return options_.limits; }
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override;
   absl::Status WritePiece(uint64_t round, const SectionRange& range,
                           absl::string_view data) override;
@@ -173,9 +179,8 @@ void RocksStore::AppendSnapshot(const StoreBatch& batch, rocksdb::WriteBatch* wr
     stay.insert(round);
     while (stay.size() > kSnapshotsKept) stay.erase(stay.begin());
   }
-  const absl::optional<v1::StoredSnapshotPlan>& plan =
-      batch.plan.has_value() ? batch.plan : state.plan;
-  if (plan.has_value()) stay.insert(plan->round());
+  // Of a new plan nothing can be there that is of use.
+  if (!batch.plan.has_value() && state.plan.has_value()) stay.insert(state.plan->round());
   folder_->DropSnapshotsBut({stay.begin(), stay.end()}, writes);
 }
 

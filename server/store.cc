@@ -24,8 +24,9 @@ class MemoryStore final : public Store {
     if (batch.node.has_value()) nodes_[batch.node->node()] = *batch.node;
     if (batch.update != nullptr) CommitLocked(batch);
     if (batch.plan.has_value()) {
-      plan_ = batch.plan;
+      plan_.reset();
       DropPiecesLocked();
+      plan_ = batch.plan;
     }
     if (batch.snapshot.has_value()) {
       snapshots_[batch.snapshot->facts().round()] = *batch.snapshot;
@@ -69,6 +70,13 @@ class MemoryStore final : public Store {
     std::lock_guard<std::mutex> lock(mutex_);
     return FirstLocked();
   }
+
+  uint64_t BytesAfter(uint64_t last_round) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return AverageBytesAfter(last_round, FirstLocked(), last_round_, bytes_);
+  }
+
+  const StoreLimits& limits() const override { return limits_; }
 
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -157,6 +165,14 @@ class MemoryStore final : public Store {
 
 std::unique_ptr<Store> MakeMemoryStore(const StoreLimits& limits) {
   return std::make_unique<MemoryStore>(limits);
+}
+
+uint64_t AverageBytesAfter(uint64_t after, uint64_t first_round, uint64_t last_round,
+                           uint64_t bytes) {
+  if (after >= last_round || first_round > last_round) return 0;
+  const double average =
+      static_cast<double>(bytes) / static_cast<double>(last_round + 1 - first_round);
+  return static_cast<uint64_t>(average * static_cast<double>(last_round - after));
 }
 
 absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,

@@ -57,7 +57,7 @@ struct StoreBatch {
   // With an update: whatever the store's limits say, updates after this round are kept and those up
   // to it are not. Absent: the limits decide.
   absl::optional<uint64_t> keep_after;
-  // Whose state becomes the next snapshot. Pieces of any other round that does not count yet go.
+  // Whose state becomes the next snapshot. Pieces of all rounds that do not count go.
   absl::optional<v1::StoredSnapshotPlan> plan;
   // All of its pieces were written: from here on it counts. All but the kSnapshotsKept newest go.
   absl::optional<v1::StoredSnapshot> snapshot;
@@ -100,6 +100,9 @@ class Store {
   virtual uint64_t last_round() const = 0;
   // The first round whose update is kept; last_round() + 1: none is.
   virtual uint64_t first_round() const = 0;
+  // About how many bytes the payloads after that round have, from the average of those kept.
+  virtual uint64_t BytesAfter(uint64_t last_round) const = 0;
+  virtual const StoreLimits& limits() const = 0;
   // SHA-256 of a round's record; empty for round 0. OUT_OF_RANGE: no longer known.
   virtual absl::StatusOr<std::string> RecordSha256(uint64_t round) const = 0;
 
@@ -142,6 +145,10 @@ uint64_t FirstRoundToKeep(const StoreLimits& limits, const absl::optional<uint64
   }
   return first_round;
 }
+
+// What Store::BytesAfter says of rounds [first_round, last_round] with `bytes` in all.
+uint64_t AverageBytesAfter(uint64_t after, uint64_t first_round, uint64_t last_round,
+                           uint64_t bytes);
 
 // The answer to a question about rounds that are not kept.
 absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,

@@ -97,7 +97,8 @@ class ClientImpl final : public Client {
   ClientImpl(const ClientOptions& options, const Address& address)
       : options_(options),
         control_(v1::CoordinatorService::NewStub(MakeChannel(address))),
-        payload_(v1::CoordinatorService::NewStub(MakeChannel(address))) {}
+        payload_(v1::CoordinatorService::NewStub(MakeChannel(address))),
+        snapshots_(v1::CoordinatorService::NewStub(MakeChannel(address))) {}
 
   absl::StatusOr<v1::JoinRunResponse> JoinRun(const v1::JoinRunRequest& request) override {
     return Unary<v1::JoinRunResponse>(&v1::CoordinatorService::Stub::JoinRun, request);
@@ -115,9 +116,14 @@ class ClientImpl final : public Client {
   absl::Status Watch(
       const v1::WatchUpdatesRequest& request,
       const std::function<absl::Status(v1::WatchUpdatesResponse&)>& on_event) override;
+  std::unique_ptr<SnapshotUpload> UploadSnapshot(const v1::UploadSnapshotHeader& header) override;
+  std::unique_ptr<SnapshotDownload> FetchSnapshot(const v1::FetchSnapshotRequest& request) override;
   void Cancel() override { calls_.Cancel(); }
 
  private:
+  class Upload;
+  class Download;
+
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Method method, const Request& request) {
     Call call(&calls_);
@@ -135,6 +141,7 @@ class ClientImpl final : public Client {
   const ClientOptions options_;
   const std::unique_ptr<v1::CoordinatorService::Stub> control_;
   const std::unique_ptr<v1::CoordinatorService::Stub> payload_;
+  const std::unique_ptr<v1::CoordinatorService::Stub> snapshots_;
   Calls calls_;
 };
 
@@ -244,6 +251,109 @@ absl::Status ClientImpl::Watch(
         absl::StrCat("connection to ", options_.address, ": the server ended the watch"));
   }
   return Explained(status);
+}
+
+// What both directions of a snapshot have in common.
+class SnapshotCall {
+ public:
+  SnapshotCall(Calls* calls, int stall_timeout_ms)
+      : call_(calls), guard_(stall_timeout_ms, [this] { call_.context()->TryCancel(); }) {}
+
+  bool started() const { return call_.started(); }
+  grpc::ClientContext* context() { return call_.context(); }
+  void Progress() { guard_.Progress(); }
+  // `status` as the call ended, unless it was cut.
+  absl::Status Judge(const absl::Status& status) const {
+    if (status.ok() || !guard_.stalled()) return status;
+    return absl::DeadlineExceededError("a snapshot made no progress for too long");
+  }
+
+ private:
+  Call call_;
+  StallGuard guard_;
+};
+
+class ClientImpl::Upload final : public SnapshotUpload {
+ public:
+  Upload(ClientImpl* client, const v1::UploadSnapshotHeader& header)
+      : client_(client), call_(&client->calls_, client->options_.submit_stall_timeout_ms) {
+    if (!call_.started()) return;
+    writer_ = client->snapshots_->UploadSnapshot(call_.context(), &response_);
+    *request_.mutable_header() = header;
+    open_ = writer_->Write(request_);
+  }
+  ~Upload() override {
+    if (writer_ == nullptr) return;
+    call_.context()->TryCancel();
+    (void)writer_->Finish();
+  }
+
+  bool Send(const v1::SnapshotPiece& piece) override {
+    if (!open_) return false;
+    *request_.mutable_piece() = piece;
+    open_ = writer_->Write(request_);
+    call_.Progress();
+    return open_;
+  }
+
+  absl::StatusOr<v1::UploadSnapshotResponse> Finish() override {
+    if (writer_ == nullptr) return Cancelled();
+    if (open_) writer_->WritesDone();
+    const grpc::Status status = std::exchange(writer_, nullptr)->Finish();
+    if (status.ok()) return response_;
+    return call_.Judge(client_->Explained(status));
+  }
+
+ private:
+  ClientImpl* const client_;
+  SnapshotCall call_;
+  v1::UploadSnapshotRequest request_;
+  v1::UploadSnapshotResponse response_;
+  std::unique_ptr<grpc::ClientWriter<v1::UploadSnapshotRequest>> writer_;
+  bool open_ = false;
+};
+
+class ClientImpl::Download final : public SnapshotDownload {
+ public:
+  Download(ClientImpl* client, const v1::FetchSnapshotRequest& request)
+      : client_(client), call_(&client->calls_, client->options_.submit_stall_timeout_ms) {
+    if (call_.started()) reader_ = client->snapshots_->FetchSnapshot(call_.context(), request);
+  }
+  ~Download() override {
+    if (reader_ == nullptr) return;
+    call_.context()->TryCancel();
+    v1::FetchSnapshotResponse message;
+    while (reader_->Read(&message)) {
+    }
+    (void)reader_->Finish();
+  }
+
+  bool Next(v1::FetchSnapshotResponse* message) override {
+    if (reader_ == nullptr) return false;
+    const bool more = reader_->Read(message);
+    call_.Progress();
+    return more;
+  }
+
+  absl::Status Finish() override {
+    if (reader_ == nullptr) return Cancelled();
+    const grpc::Status status = std::exchange(reader_, nullptr)->Finish();
+    return status.ok() ? absl::OkStatus() : call_.Judge(client_->Explained(status));
+  }
+
+ private:
+  ClientImpl* const client_;
+  SnapshotCall call_;
+  std::unique_ptr<grpc::ClientReader<v1::FetchSnapshotResponse>> reader_;
+};
+
+std::unique_ptr<SnapshotUpload> ClientImpl::UploadSnapshot(const v1::UploadSnapshotHeader& header) {
+  return std::make_unique<Upload>(this, header);
+}
+
+std::unique_ptr<SnapshotDownload> ClientImpl::FetchSnapshot(
+    const v1::FetchSnapshotRequest& request) {
+  return std::make_unique<Download>(this, request);
 }
 
 }  // namespace

@@ -25,6 +25,24 @@ struct ClientOptions {
   std::atomic<uint64_t>* piece_bytes_sent = nullptr;
 };
 
+// An upload of a part of a snapshot. Given up by destroying it.
+class SnapshotUpload {
+ public:
+  virtual ~SnapshotUpload() = default;
+  // False: the server has answered already, or the connection broke; Finish says which.
+  virtual bool Send(const v1::SnapshotPiece& piece) = 0;
+  virtual absl::StatusOr<v1::UploadSnapshotResponse> Finish() = 0;
+};
+
+// A download of a snapshot. Given up by destroying it.
+class SnapshotDownload {
+ public:
+  virtual ~SnapshotDownload() = default;
+  // False: that was all, or it broke off; Finish says which.
+  virtual bool Next(v1::FetchSnapshotResponse* message) = 0;
+  virtual absl::Status Finish() = 0;
+};
+
 // Errors of all calls carry reason and retry delay (transport/errors.h). A connection that fails or
 // breaks is UNAVAILABLE without a reason, naming the address.
 class Client {
@@ -51,6 +69,13 @@ class Client {
   virtual absl::Status Watch(
       const v1::WatchUpdatesRequest& request,
       const std::function<absl::Status(v1::WatchUpdatesResponse&)>& on_event) = 0;
+
+  // Snapshots have a connection of their own, so that nothing else waits behind them. Cut with
+  // DEADLINE_EXCEEDED after submit_stall_timeout_ms without progress. The client outlives them.
+  virtual std::unique_ptr<SnapshotUpload> UploadSnapshot(
+      const v1::UploadSnapshotHeader& header) = 0;
+  virtual std::unique_ptr<SnapshotDownload> FetchSnapshot(
+      const v1::FetchSnapshotRequest& request) = 0;
 
   // Ends all calls under way, and all later ones, with CANCELLED. For shutdown.
   virtual void Cancel() = 0;

@@ -18,6 +18,7 @@
 #include "transport/errors.h"
 #include "transport/grpc_status.h"
 #include "transport/listen.h"
+#include "transport/snapshot_calls.h"
 #include "transport/submit_reactor.h"
 #include "transport/watch_reactor.h"
 
@@ -26,12 +27,32 @@ namespace {
 
 constexpr char kServiceName[] = "isthmus.v1.CoordinatorService";
 
-// The service on the wire: every call goes straight to the host.
-class Service final : public v1::CoordinatorService::CallbackService {
- public:
-  explicit Service(RoundHost* host) : host_(host) {}
+using Wire = v1::CoordinatorService;
+// Snapshots have a thread a call, all else is called back.
+using WireBase = Wire::WithCallbackMethod_JoinRun<
+    Wire::WithCallbackMethod_Submit<Wire::WithCallbackMethod_WatchUpdates<
+        Wire::WithCallbackMethod_Heartbeat<Wire::WithCallbackMethod_LeaveRun<Wire::Service>>>>>;
 
-  OpenWatches* open_watches() { return &open_watches_; }
+// The service on the wire: every call goes straight to the host.
+class Service final : public WireBase {
+ public:
+  explicit Service(RoundHost* host) : host_(host), snapshot_calls_(host) {}
+
+  void CloseStreams(const absl::Status& status) {
+    open_watches_.CloseAll(status);
+    snapshot_calls_.Stop(status);
+  }
+
+  grpc::Status UploadSnapshot(grpc::ServerContext* context,
+                              grpc::ServerReader<v1::UploadSnapshotRequest>* reader,
+                              v1::UploadSnapshotResponse* response) override {
+    return snapshot_calls_.Upload(context, reader, response);
+  }
+
+  grpc::Status FetchSnapshot(grpc::ServerContext* context, const v1::FetchSnapshotRequest* request,
+                             grpc::ServerWriter<v1::FetchSnapshotResponse>* writer) override {
+    return snapshot_calls_.Fetch(context, *request, writer);
+  }
 
   grpc::ServerUnaryReactor* JoinRun(grpc::CallbackServerContext* context,
                                     const v1::JoinRunRequest* request,
@@ -73,6 +94,7 @@ class Service final : public v1::CoordinatorService::CallbackService {
 
   RoundHost* host_;
   OpenWatches open_watches_;
+  SnapshotCalls snapshot_calls_;
 };
 
 void SetLimits(grpc::ServerBuilder* builder) {
@@ -216,7 +238,7 @@ void GrpcServerImpl::Shutdown(int drain_ms) {
   server_->GetHealthCheckService()->Shutdown();
   const absl::Status stopping = WithReason(
       absl::UnavailableError("shutting down; connect again in a moment"), kReasonShuttingDown);
-  service_.open_watches()->CloseAll(stopping);
+  service_.CloseStreams(stopping);
   for (const AddedService& added : more_) added.close_streams(stopping);
   const gpr_timespec drain = gpr_time_from_millis(drain_ms, GPR_TIMESPAN);
   // Returns early when all calls have ended; at the deadline it cuts those that have not.

@@ -54,6 +54,14 @@ void SessionImpl::Acknowledge(uint64_t round, const std::string& update_sha256) 
   changed_.notify_all();
 }
 
+void SessionImpl::SetStateReport(uint64_t round, const std::string& sha256) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_.round == round && state_.sha256 == sha256) return;
+  state_ = {round, sha256};
+  state_untold_ = true;
+  changed_.notify_all();
+}
+
 void SessionImpl::SetCheckpointRound(uint64_t round) {
   std::lock_guard<std::mutex> lock(mutex_);
   checkpoint_round_ = round;

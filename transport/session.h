@@ -92,6 +92,12 @@ class Session {
   // The newest checkpoint that this side would start again from (ROLE_NODE heartbeats).
   virtual void SetCheckpointRound(uint64_t round) = 0;
 
+  // SHA-256 of the state after a round whose SnapshotDuty asked for it (ROLE_NODE heartbeats).
+  virtual void SetStateReport(uint64_t round, const std::string& sha256) = 0;
+
+  // Whether a submission is on its way to the server now.
+  virtual bool busy() const = 0;
+
   // What this side waits for, for the server's status (ROLE_NODE heartbeats).
   virtual void SetWaitingFor(const std::string& sentence) = 0;
 

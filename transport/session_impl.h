@@ -38,6 +38,8 @@ class SessionImpl final : public Session {
               std::function<void(const absl::Status&)> refused) override;
   void Acknowledge(uint64_t round, const std::string& update_sha256) override;
   void SetCheckpointRound(uint64_t round) override;
+  void SetStateReport(uint64_t round, const std::string& sha256) override;
+  bool busy() const override { return sending_; }
   void SetWaitingFor(const std::string& sentence) override;
   void Leave(const std::string& reason) override;
   SessionCounters counters() const override;
@@ -53,7 +55,7 @@ class SessionImpl final : public Session {
   // What to tell of a failure that is waited out; names the peer when the peer did not answer.
   std::string Sentence(const absl::Status& why) const;
   // Something was applied that no message upwards has told. Under the mutex.
-  bool untold() const { return acknowledged_.round > told_round_; }
+  bool untold() const { return acknowledged_.round > told_round_ || state_untold_; }
   // Under the mutex.
   void Disconnect();
   void EndWith(const absl::Status& status);
@@ -82,6 +84,7 @@ class SessionImpl final : public Session {
   const SessionOptions options_;
   ClientOptions client_options_;
   std::atomic<uint64_t> bytes_up_{0};
+  std::atomic<bool> sending_{false};
   SessionNotifier notifier_;
   UpdateReader reader_;  // watch thread only, as the next three
   Backoff watch_backoff_;
@@ -96,6 +99,8 @@ class SessionImpl final : public Session {
   RoundHash acknowledged_;
   uint64_t told_round_;  // the last acknowledged round that a message carried
   uint64_t checkpoint_round_ = 0;
+  RoundHash state_;            // the last that was reported
+  bool state_untold_ = false;  // and no heartbeat has told it to this server
   std::string waiting_for_;
   uint64_t attempt_;
   v1::JoinRunResponse joined_;  // the last one; its spec's sizes are small

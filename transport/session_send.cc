@@ -34,7 +34,9 @@ void SessionImpl::SendLoop() {
     for (const std::string& piece : ticket->submission->pieces) pieces.push_back(&piece);
     v1::SubmitEnd end;
     end.set_digest(ticket->submission->digest);
+    sending_ = true;
     const absl::Status status = client->Submit(header, pieces, end).status();
+    sending_ = false;
     lock.lock();
     Outbox::Refused refused;
     const int64_t delay_ms = Conclude(*ticket, header.incarnation(), status, &refused);
@@ -116,12 +118,15 @@ v1::HeartbeatRequest SessionImpl::MakeHeartbeat() const {
   request.set_acknowledged_round(acknowledged_.round);
   request.set_waiting_for(waiting_for_);
   request.set_checkpoint_round(checkpoint_round_);
+  request.set_state_round(state_.round);
+  request.set_state_sha256(state_.sha256);
   return request;
 }
 
 void SessionImpl::Beat(Lock* lock) {
   const v1::HeartbeatRequest request = MakeHeartbeat();
   told_round_ = acknowledged_.round;
+  state_untold_ = false;
   const std::shared_ptr<Client> client = client_;
   lock->unlock();
   const auto answer = client->Heartbeat(request);

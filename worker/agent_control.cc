@@ -231,7 +231,7 @@ void AgentImpl::Tick() {
   if (!group_->Over(finished, clock_.NowMs())) return;
   const absl::Status refusal = refusal_;
   LogInfo("the trainer group has ended", {{"node", options_.node}});
-  exits_ = options_.exit_when_finished && finished && !group_broken_;
+  exits_ = options_.exit_when_finished && finished && !group_broken_ && !AsksForSnapshot(refusal);
   group_broken_ = false;
   if (session_ != nullptr) {
     upstream_ = Upstream::kClosing;
@@ -358,8 +358,13 @@ void AgentImpl::OnEnded(const absl::Status& status) {
 
 // The group's ranks are told `status`, now on their watches or when they ask to join.
 void AgentImpl::RefuseGroup(const absl::Status& status, Closings* closings) {
-  LogError("the trainer group is refused", {{"by", group_broken_ ? Name() : options_.coordinator},
-                                            {"why", std::string(status.message())}});
+  const std::string why(status.message());
+  if (AsksForSnapshot(status)) {
+    LogInfo("the trainers are to fetch a snapshot", {{"why", why}});
+  } else {
+    LogError("the trainer group is refused",
+             {{"by", group_broken_ ? Name() : options_.coordinator}, {"why", why}});
+  }
   // Without the retry delay: the agent has waited already, the ranks shall not do so once more.
   refusal_ = absl::Status(status.code(), status.message());
   if (const std::string reason = ReasonOf(status); !reason.empty()) {

@@ -2,6 +2,7 @@
 //
 //   agent.cc          one round's way through the agent
 //   agent_ranks.cc    ranks come, say that they live, and leave
+//   agent_snapshots.cc  snapshots on their way through
 //   agent_control.cc  start and end, the spec, the session with the coordinator
 //
 // Threads: calls of ranks come from the transport, events of the run from the session's thread, and
@@ -57,9 +58,15 @@ class AgentImpl final : public Agent, private SessionListener {
                   const std::shared_ptr<WatchQueue>& queue) override;
   absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request) override;
   absl::StatusOr<v1::LeaveRunResponse> LeaveRun(const v1::LeaveRunRequest& request) override;
+  // RoundHost: agent_snapshots.cc
+  absl::StatusOr<std::unique_ptr<SnapshotSink>> BeginUpload(
+      const v1::UploadSnapshotHeader& header) override;
+  absl::StatusOr<std::unique_ptr<SnapshotSource>> BeginFetch(
+      const v1::FetchSnapshotRequest& request) override;
 
  private:
   friend class RankPartSink;
+  friend class UploadRelay;
   using Closings = std::vector<std::pair<std::shared_ptr<WatchQueue>, absl::Status>>;
   struct RankWatch {
     std::shared_ptr<WatchQueue> queue;
@@ -100,6 +107,9 @@ class AgentImpl final : public Agent, private SessionListener {
   void TakeWatches(const absl::Status& status, Closings* closings);
   static void Close(const Closings& closings);
 
+  // agent_snapshots.cc
+  void YieldToContribution();
+
   // agent_control.cc
   void Control();
   bool FetchSpec();
@@ -121,7 +131,7 @@ class AgentImpl final : public Agent, private SessionListener {
 
   const AgentOptions options_;
   const MonotonicClock clock_;
-  const std::unique_ptr<Client> client_;  // for the spec
+  const std::unique_ptr<Client> client_;  // for the spec and snapshots
   std::thread control_;
 
   mutable std::mutex mutex_;

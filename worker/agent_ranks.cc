@@ -157,7 +157,13 @@ absl::StatusOr<v1::HeartbeatResponse> AgentImpl::Heartbeat(const v1::HeartbeatRe
   if (request.role() == v1::ROLE_RANK && request.rank() < options_.ranks) {
     RankAcknowledged(request.rank(), request.acknowledged_round());
     group_->Checkpointed(request.rank(), request.checkpoint_round());
-    if (upstream_ == Upstream::kJoined) session_->SetCheckpointRound(group_->CheckpointedByAll());
+    if (upstream_ == Upstream::kJoined) {
+      session_->SetCheckpointRound(group_->CheckpointedByAll());
+      // All ranks computed the one hash together.
+      if (!request.state_sha256().empty()) {
+        session_->SetStateReport(request.state_round(), request.state_sha256());
+      }
+    }
   }
   v1::HeartbeatResponse response;
   response.set_committed_round(log_->committed_round());

@@ -122,6 +122,7 @@ std::string SummaryJson(const TrainSummary& summary) {
   json["down_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_down) / rounds);
   json["dense_bytes_per_round"] = summary.dense_bytes_per_round;
   json["resumed_round"] = summary.resumed_round;
+  json["snapshot_round"] = summary.snapshot_round;
   json["replayed_rounds"] = summary.replayed_rounds;
   json["fresh_residuals"] = summary.fresh_residuals;
   json["fresh_residual_norm"] = Number(summary.fresh_residual_norm);

@@ -43,6 +43,7 @@ struct TrainSummary {
   uint64_t bytes_down = 0;
   uint64_t dense_bytes_per_round = 0;
   uint64_t resumed_round = 0;    // of the checkpoint that it started from; 0: the start state
+  uint64_t snapshot_round = 0;   // of the last snapshot that it started from
   uint64_t replayed_rounds = 0;  // computed again for what they left in the residual
   // The residual was set to zero so often, and its 2-norms over the ranks, summed.
   uint64_t fresh_residuals = 0;

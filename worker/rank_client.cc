@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/log.h"
@@ -15,6 +16,8 @@
 #include "base/status_macros.h"
 #include "transport/backoff.h"
 #include "transport/errors.h"
+#include "worker/snapshot_fetch.h"
+#include "worker/snapshot_uploader.h"
 
 namespace isthmus {
 namespace {
@@ -57,6 +60,11 @@ class RankClientImpl final : public RankClient, private SessionListener {
   absl::StatusOr<Update> WaitUpdate() override;
   void Acknowledge(const Update& update) override;
   void Checkpointed(uint64_t round) override;
+  void ReportState(uint64_t round, const std::string& sha256) override;
+  void UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) override;
+  absl::StatusOr<v1::SnapshotFacts> FetchSnapshot(
+      std::optional<uint64_t> round, const std::vector<SectionRange>& ranges,
+      const std::function<absl::Status(const v1::SnapshotPiece&)>& on_piece) override;
   void Leave(const std::string& reason) override;
   SessionCounters counters() const override;
 
@@ -76,7 +84,8 @@ class RankClientImpl final : public RankClient, private SessionListener {
   std::string AskWhy();
   // Something that the agent should know and was not told. Under the mutex.
   bool Untold() const {
-    return acknowledged_ > told_acknowledged_ || checkpointed_ > told_checkpointed_;
+    return acknowledged_ > told_acknowledged_ || checkpointed_ > told_checkpointed_ ||
+           state_untold_;
   }
   Update TakeUpdate();
   void Send(const v1::RoundOpened& opened, std::shared_ptr<Submission> submission);
@@ -101,9 +110,13 @@ class RankClientImpl final : public RankClient, private SessionListener {
   uint64_t told_acknowledged_ = 0;  // to the agent
   uint64_t checkpointed_ = 0;
   uint64_t told_checkpointed_ = 0;
+  uint64_t state_round_ = 0;  // the last that was reported, and its hash
+  std::string state_sha256_;
+  bool state_untold_ = false;
   std::optional<absl::Status> ended_;
 
-  std::unique_ptr<Session> session_;  // last: its threads end before the rest goes
+  std::unique_ptr<Session> session_;  // its threads end before the rest goes
+  std::unique_ptr<SnapshotUploader> uploader_;
 };
 
 void RankClientImpl::Tell(const std::string& sentence) {
@@ -159,12 +172,15 @@ std::string RankClientImpl::AskWhy() {
     request.set_rank(rank_);
     request.set_acknowledged_round(acknowledged_);
     request.set_checkpoint_round(checkpointed_);
+    request.set_state_round(state_round_);
+    request.set_state_sha256(state_sha256_);
     told_acknowledged_ = acknowledged_;
   }
   const auto answer = client_->Heartbeat(request);
   if (!answer.ok()) return "";
   std::lock_guard<std::mutex> lock(mutex_);
   told_checkpointed_ = std::max(told_checkpointed_, request.checkpoint_round());
+  if (request.state_sha256() == state_sha256_) state_untold_ = false;
   return answer->waiting_for();
 }
 
@@ -198,7 +214,17 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::FetchSpec() {
 }
 
 absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunRequest& request) {
-  if (session_ != nullptr) return absl::FailedPreconditionError("Join was called before");
+  if (session_ != nullptr) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!ended_.has_value()) return absl::FailedPreconditionError("Join was called before");
+    lock.unlock();
+    session_.reset();  // without the lock, which its last events may want
+    lock.lock();
+    joined_.reset();
+    opened_.reset();
+    updates_.clear();
+    update_bytes_ = 0;
+  }
   SessionOptions options;
   options.client.address = options_.agent;
   options.join = request;
@@ -337,7 +363,62 @@ void RankClientImpl::Checkpointed(uint64_t round) {
   AskWhy();  // a short call to this machine's agent; what fails is told in the next wait
 }
 
+void RankClientImpl::ReportState(uint64_t round, const std::string& sha256) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    state_round_ = round;
+    state_sha256_ = sha256;
+    state_untold_ = true;
+  }
+  AskWhy();
+}
+
+void RankClientImpl::UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) {
+  uploader_.reset();
+  SnapshotUploader::Options options;
+  options.agent = options_.agent;
+  options.rank = rank_;
+  options.backoff_seed = RandomSeed();
+  options.incarnation = [this] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return joined_.has_value() ? joined_->incarnation() : 0;
+  };
+  auto started = SnapshotUploader::Start(options, std::move(parts));
+  ISTHMUS_CHECK(started.ok());  // the address has been parsed before
+  uploader_ = *std::move(started);
+}
+
+absl::StatusOr<v1::SnapshotFacts> RankClientImpl::FetchSnapshot(
+    std::optional<uint64_t> round, const std::vector<SectionRange>& ranges,
+    const std::function<absl::Status(const v1::SnapshotPiece&)>& on_piece) {
+  SnapshotFetch fetch(client_.get(), round, ranges, on_piece);
+  Backoff backoff(RandomSeed());
+  while (true) {
+    const absl::Status status = fetch.Try([this](const std::string& sentence) { Tell(sentence); });
+    const bool stop = options_.stop && options_.stop();
+    if (!stop && status.ok()) {
+      Tell("");
+      return fetch.facts();
+    }
+    if (stop) return absl::CancelledError("stopped while fetching a snapshot");
+    if (!IsRetryable(status)) return status;
+    const int64_t until_ms =
+        clock_.NowMs() + backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(status), 0));
+    Tell(std::string(status.message()));
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (clock_.NowMs() < until_ms) {
+      changed_.wait_for(lock, kStopPoll);
+      lock.unlock();
+      if (options_.stop && options_.stop()) {
+        return absl::CancelledError(absl::StrCat("stopped while waiting: ", status.message()));
+      }
+      lock.lock();
+    }
+  }
+}
+
 void RankClientImpl::Leave(const std::string& reason) {
+  uploader_.reset();
   if (session_ != nullptr) session_->Leave(reason);
 }
 
@@ -349,6 +430,7 @@ void RankClientImpl::OnJoined(const v1::JoinRunResponse& joined) {
   std::lock_guard<std::mutex> lock(mutex_);
   joined_ = joined;
   told_checkpointed_ = 0;  // perhaps it is another process
+  state_untold_ = !state_sha256_.empty();
   waiting_.clear();
   changed_.notify_all();
 }

@@ -24,7 +24,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "isthmus/v1/coordinator.pb.h"
+#include "spec/section_ranges.h"
 #include "transport/session.h"
+#include "worker/snapshot_parts.h"
 
 namespace isthmus {
 
@@ -45,7 +47,8 @@ class RankClient {
   virtual ~RankClient() = default;
 
   virtual absl::StatusOr<v1::JoinRunResponse> FetchSpec() = 0;
-  // `request`: role, rank info, manifest, fingerprint, state_sha256 filled in.
+  // `request`: role, rank info, manifest, fingerprint, state_sha256 filled in. Again after a call
+  // has said OUT_OF_RANGE (transport/errors.h AsksForSnapshot), with the state that was fetched.
   virtual absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) = 0;
 
   // The next round to contribute to; nullopt: finished. Rounds that have closed already are passed
@@ -80,6 +83,17 @@ class RankClient {
   // This rank's checkpoint of `round` is on disk, and it would start again from there. The agent is
   // told, at once or as soon as it is there.
   virtual void Checkpointed(uint64_t round) = 0;
+  // What this node's state after `round` hashes to (RoundOpened.snapshot asked for it). Told as a
+  // checkpoint is.
+  virtual void ReportState(uint64_t round, const std::string& sha256) = 0;
+  // Sends it in the background, in place of an earlier one; given up when the client goes.
+  virtual void UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) = 0;
+  // A snapshot's facts, and the elements named: each of them in one piece that is handed out, in
+  // order. Of `round`, or the newest there is. Works before Join. Waits out lost connections, and
+  // that there is none yet. NOT_FOUND: that round has none (any more). Else errors as of Join.
+  virtual absl::StatusOr<v1::SnapshotFacts> FetchSnapshot(
+      std::optional<uint64_t> round, const std::vector<SectionRange>& ranges,
+      const std::function<absl::Status(const v1::SnapshotPiece&)>& on_piece) = 0;
   virtual void Leave(const std::string& reason) = 0;
   virtual SessionCounters counters() const = 0;
 };

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "spec/manifest.h"
 #include "worker/batch.h"
 #include "worker/checkpoint.h"
 #include "worker/gpt2.h"
@@ -34,6 +36,12 @@ std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>
     result.push_back({part.tensor, part.first_element, part.data});
   }
   return result;
+}
+
+uint64_t DoubleBits(double value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
 }
 
 std::vector<NamedShape> ShapesOf(const std::vector<ModelTensor>& tensors) {
@@ -86,25 +94,36 @@ absl::Status Replica::FillStartState() {
   });
 }
 
-absl::StatusOr<std::string> Replica::StateSha256(uint64_t step) {
-  const std::vector<TensorPart<const float>> parameters = AsConst(model_->parameters());
-  ISTHMUS_ASSIGN_OR_RETURN(const std::string root, RootOf(parameters, step));
-  std::string more;
-  const UpdateStep& state = method_->update_step();
-  for (const auto* moments : {&state.first_moments(), &state.second_moments()}) {
-    if (!state.has_moments()) continue;
-    std::vector<TensorPart<const float>> parts = parameters;
+absl::StatusOr<v1::SnapshotFacts> Replica::StateFacts(uint64_t step) {
+  v1::SnapshotFacts facts;
+  facts.set_step(step);
+  facts.set_elements(model_->grid().elements());
+  facts.set_fingerprint(Fingerprint(model_->manifest()));
+  ISTHMUS_ASSIGN_OR_RETURN(*facts.mutable_frozen_sha256(), FrozenSha256());
+  const UpdateStep& update = method_->update_step();
+  facts.set_sections(update.has_moments() ? 3 : 1);
+  facts.set_beta1_power_bits(DoubleBits(update.state().beta1_power));
+  facts.set_beta2_power_bits(DoubleBits(update.state().beta2_power));
+  std::vector<TensorPart<const float>> parts = AsConst(model_->parameters());
+  std::vector<std::string> sections(1);
+  ISTHMUS_ASSIGN_OR_RETURN(sections[0], SectionOf(parts, step));
+  for (const auto* moments : {&update.first_moments(), &update.second_moments()}) {
+    if (!update.has_moments()) continue;
     for (size_t i = 0; i < parts.size(); ++i) parts[i].data = (*moments)[i];
-    ISTHMUS_ASSIGN_OR_RETURN(const std::string root_of_moments, RootOf(parts, step));
-    more += root_of_moments;
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string section, SectionOf(parts, step));
+    sections.push_back(section);
   }
-  ISTHMUS_ASSIGN_OR_RETURN(const std::string frozen, FrozenSha256());
-  more += frozen;
-  return more.empty() ? root : Sha256Of(root + more);
+  facts.set_state_sha256(isthmus::StateSha256(sections, facts));
+  return facts;
 }
 
-absl::StatusOr<std::string> Replica::RootOf(const std::vector<TensorPart<const float>>& parts,
-                                            uint64_t step) {
+absl::StatusOr<std::string> Replica::StateSha256(uint64_t step) {
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::SnapshotFacts facts, StateFacts(step));
+  return facts.state_sha256();
+}
+
+absl::StatusOr<std::string> Replica::SectionOf(const std::vector<TensorPart<const float>>& parts,
+                                               uint64_t step) {
   const Grid& grid = model_->grid();
   std::string hashes(grid.blocks().size() * kSha256Bytes, '\0');
   for (const TensorPart<const float>& part : parts) {
@@ -115,7 +134,7 @@ absl::StatusOr<std::string> Replica::RootOf(const std::vector<TensorPart<const f
     std::copy(own.begin(), own.end(), hashes.begin() + blocks.first * kSha256Bytes);
   }
   ISTHMUS_RETURN_IF_ERROR(options_.group->JoinBytes(&hashes));
-  return StateRoot(grid, hashes, step);
+  return SectionSha256(grid, hashes, step);
 }
 
 absl::StatusOr<std::string> Replica::FrozenSha256() {

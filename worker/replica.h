@@ -11,9 +11,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "worker/methods/method.h"
 #include "worker/process_group.h"
+#include "worker/rank_client.h"
 #include "worker/rank_data.h"
 #include "worker/sharded_model.h"
 #include "worker/train_state.h"
@@ -41,9 +43,9 @@ class Replica {
   // The chunks this rank holds, ascending, disjoint.
   const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return method_->ranges(); }
 
-  // All ranks: SHA-256 of the replicated state at `step` (worker/state_hash.h). The base
-  // optimizer's moments and frozen tensors, if there are any, are hashed with it: nodes that differ
-  // in them must not join one run.
+  // All ranks: what the replicated state at `step` is (spec/state_hash.h); run, round and update
+  // are the caller's to fill in. And its hash alone.
+  absl::StatusOr<v1::SnapshotFacts> StateFacts(uint64_t step);
   absl::StatusOr<std::string> StateSha256(uint64_t step);
   // The parts of tensors that this rank holds and trains.
   std::vector<StatePart> StateParts();
@@ -51,6 +53,13 @@ class Replica {
   // order of StateParts. INVALID_ARGUMENT: of other parts.
   TrainState State();
   absl::Status SetState(TrainState state);
+
+  // A copy of what this rank holds of the replicated state; its facts are the caller's to fill in.
+  SnapshotParts CopyState();
+  // Takes this rank's part of a snapshot in place of its own: parameters and the base optimizer's
+  // state. What of the method is the node's own stays as it is. FAILED_PRECONDITION: it is of
+  // another model. After any other error the replica holds parts of both.
+  absl::Status FetchState(RankClient* client, uint64_t round, v1::SnapshotFacts* facts);
 
   // All ranks; rank 0 writes a checkpoint with every tensor, frozen ones too, to `path`.
   absl::Status Save(const std::string& path);
@@ -79,10 +88,13 @@ class Replica {
  private:
   Replica(const ReplicaOptions& options) : options_(options) {}
   absl::Status FillStartState();
-  // All ranks: the root hash of values that lie as the parameters do.
-  absl::StatusOr<std::string> RootOf(const std::vector<TensorPart<const float>>& parts,
-                                     uint64_t step);
+  // All ranks: SHA-256 of a section, values that lie as the parameters do.
+  absl::StatusOr<std::string> SectionOf(const std::vector<TensorPart<const float>>& parts,
+                                        uint64_t step);
   absl::StatusOr<std::string> FrozenSha256();
+  absl::Status CheckFacts(const v1::SnapshotFacts& facts);
+  // Where each part that is held begins among the elements of a section.
+  std::vector<uint64_t> PartBegins();
 
   ReplicaOptions options_;
   std::unique_ptr<ShardedModel> model_;

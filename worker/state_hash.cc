@@ -8,8 +8,6 @@
 
 namespace isthmus {
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "parameters are hashed as they lie");
-
 absl::StatusOr<std::string> HashBlocks(const Grid& grid, const TensorPart<const float>& part,
                                        int threads) {
   ISTHMUS_ASSIGN_OR_RETURN(const BlockSpan blocks,
@@ -25,17 +23,9 @@ absl::StatusOr<std::string> HashBlocks(const Grid& grid, const TensorPart<const 
   return hashes;
 }
 
-std::string StateRoot(const Grid& grid, absl::string_view block_hashes, uint64_t step) {
-  ISTHMUS_CHECK(block_hashes.size() == grid.blocks().size() * kSha256Bytes);
-  Sha256 root;
-  root.Update(block_hashes);
-  root.UpdateU64(step);
-  return root.Finish();
-}
-
-absl::StatusOr<std::string> StateSha256(const Grid& grid,
-                                        const std::vector<TensorPart<const float>>& parts,
-                                        uint64_t step, int threads) {
+absl::StatusOr<std::string> SectionSha256(const Grid& grid,
+                                          const std::vector<TensorPart<const float>>& parts,
+                                          uint64_t step, int threads) {
   std::string all(grid.blocks().size() * kSha256Bytes, '\0');
   std::vector<bool> covered(grid.blocks().size(), false);
   for (const TensorPart<const float>& part : parts) {
@@ -57,7 +47,7 @@ absl::StatusOr<std::string> StateSha256(const Grid& grid,
     return absl::InvalidArgumentError(
         absl::StrCat("no part holds ", grid.Describe(grid.blocks()[b].first_chunk)));
   }
-  return StateRoot(grid, all, step);
+  return SectionSha256(grid, all, step);
 }
 
 }  // namespace isthmus

@@ -1,9 +1,4 @@
-// SHA-256 of the replicated state: what must be equal on all nodes at a round. A function of the
-// parameters and the step alone; shards and ranks do not change it.
-//
-//   root = SHA-256( SHA-256(block 0) ... SHA-256(block n-1), step as 8 bytes little endian )
-//
-// where a block's bytes are its float32 parameters, little endian, in row-major order. Each rank
+// Hashing the parts of a state that a process holds (spec/state_hash.h: what is hashed). Each rank
 // hashes the blocks that it holds; ranks gather the hashes and combine them.
 #pragma once
 
@@ -14,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "spec/grid.h"
+#include "spec/state_hash.h"
 #include "worker/held_part.h"
 
 namespace isthmus {
@@ -23,13 +19,10 @@ namespace isthmus {
 absl::StatusOr<std::string> HashBlocks(const Grid& grid, const TensorPart<const float>& part,
                                        int threads);
 
-// The root. `block_hashes`: those of all blocks of the grid in order, 32 bytes each. 32 bytes.
-std::string StateRoot(const Grid& grid, absl::string_view block_hashes, uint64_t step);
-
-// The root of a model that is all in one process. INVALID_ARGUMENT when the parts do not cover each
-// block once.
-absl::StatusOr<std::string> StateSha256(const Grid& grid,
-                                        const std::vector<TensorPart<const float>>& parts,
-                                        uint64_t step, int threads);
+// Of a section that is all in one process. INVALID_ARGUMENT when the parts do not cover each block
+// once.
+absl::StatusOr<std::string> SectionSha256(const Grid& grid,
+                                          const std::vector<TensorPart<const float>>& parts,
+                                          uint64_t step, int threads);
 
 }  // namespace isthmus

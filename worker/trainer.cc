@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "spec/manifest.h"
 #include "spec/run_spec.h"
+#include "transport/errors.h"
 #include "worker/checkpoint.h"
 #include "worker/contribution_digest.h"
 #include "worker/whole_file.h"
@@ -119,17 +120,25 @@ absl::Status Trainer::Run() {
   ISTHMUS_RETURN_IF_ERROR(OpenCheckpoints());
   ISTHMUS_ASSIGN_OR_RETURN(summary_.start_loss, replica_->HeldOutLoss(*data_));
   if (progress_ != nullptr) progress_->StartLoss(summary_.start_loss, applied_round_);
-  ISTHMUS_RETURN_IF_ERROR(Join());
+  ISTHMUS_RETURN_IF_ERROR(JoinRun());
   for (;;) {
-    ISTHMUS_ASSIGN_OR_RETURN(const std::optional<RankClient::Next> next,
-                             replays_ ? NextToReplay() : NextRound());
+    const absl::StatusOr<std::optional<RankClient::Next>> found =
+        replays_ ? NextToReplay() : NextRound();
+    if (AsksForSnapshot(found.status())) {
+      ISTHMUS_RETURN_IF_ERROR(StartFromSnapshot(found.status()));
+      ISTHMUS_RETURN_IF_ERROR(JoinRun());
+      continue;
+    }
+    ISTHMUS_ASSIGN_OR_RETURN(const std::optional<RankClient::Next> next, found);
     if (!next.has_value()) break;
     ISTHMUS_RETURN_IF_ERROR(Contribute(*next));
     const int64_t submitted_ms = clock_.NowMs();
-    ISTHMUS_RETURN_IF_ERROR(ApplyContributed(next->opened.round()));
+    ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyContributed(next->opened.round())));
     report_.wait_ms = static_cast<double>(clock_.NowMs() - submitted_ms);
+    ISTHMUS_ASSIGN_OR_RETURN(const Agreement agreed, CountBytes(next->opened.snapshot(), &report_));
+    if (agreed.behind) continue;  // NextRound says so again
+    ISTHMUS_RETURN_IF_ERROR(DoSnapshotDuty(agreed.duty));
     ISTHMUS_RETURN_IF_ERROR(Checkpoint());
-    ISTHMUS_RETURN_IF_ERROR(CountBytes(&report_));
     ISTHMUS_RETURN_IF_ERROR(Evaluate(&report_));
     if (progress_ != nullptr) progress_->Round(report_);
   }
@@ -166,6 +175,7 @@ absl::Status Trainer::Join() {
   ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_heldout_sha256(), data_->held_out().Sha256());
   ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse joined, options_.client->Join(request));
   attempt_ = joined.attempt();
+  joined_duty_ = joined.snapshot();
   if (applied_round_ > 0) options_.client->Checkpointed(applied_round_);
   return absl::OkStatus();
 }
@@ -177,21 +187,30 @@ absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
   std::optional<v1::RoundOpened> opened;
   uint64_t round = 0, wanted = 1;
   for (;;) {
-    while (round < wanted) {
-      ISTHMUS_ASSIGN_OR_RETURN(opened, options_.client->WaitOpened(
-                                           [this](const auto& update) { return Apply(update); }));
+    while (behind_.ok() && round < wanted) {
+      auto waited =
+          options_.client->WaitOpened([this](const auto& update) { return Apply(update); });
+      ISTHMUS_RETURN_IF_ERROR(UnlessBehind(waited.status()));
+      if (!waited.ok()) break;
+      opened = *std::move(waited);
       round = opened.has_value() ? opened->round() : finished;
     }
     const bool stop = options_.stop && options_.stop();
-    std::array<double, 3> most = {static_cast<double>(round), -static_cast<double>(round),
-                                  stop ? 1.0 : 0.0};
+    std::array<double, 4> most = {static_cast<double>(round), -static_cast<double>(round),
+                                  stop ? 1.0 : 0.0, behind_.ok() ? 0.0 : 1.0};
     ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(most)));
     if (most[2] > 0) return absl::CancelledError("a rank of this node was stopped");
+    if (most[3] > 0 && !behind_.ok()) return behind_;
+    if (most[3] > 0) {
+      return WithReason(absl::OutOfRangeError("another rank of this node is to fetch a snapshot"),
+                        kReasonFetchSnapshot);
+    }
     wanted = static_cast<uint64_t>(most[0]);
     if (wanted == static_cast<uint64_t>(-most[1])) break;
-    if (round < wanted) ISTHMUS_RETURN_IF_ERROR(ApplyThrough(wanted - 1));
+    if (round < wanted) ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(wanted - 1)));
   }
-  ISTHMUS_RETURN_IF_ERROR(ApplyThrough(opened ? opened->base_round() : spec_.steps()));
+  ISTHMUS_RETURN_IF_ERROR(
+      UnlessBehind(ApplyThrough(opened ? opened->base_round() : spec_.steps())));
   if (!opened.has_value()) return std::optional<RankClient::Next>();
   return std::optional<RankClient::Next>({*opened, /*closed=*/false});
 }
@@ -307,13 +326,18 @@ void Trainer::TellSkipped(bool at_once) {
               {"to_step", absl::StrCat(gap->last)}});
 }
 
-absl::Status Trainer::CountBytes(RoundReport* report) {
-  std::array<double, 1> bytes_up = {static_cast<double>(options_.client->counters().bytes_up)};
-  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(bytes_up)));
-  report->bytes_up = static_cast<uint64_t>(bytes_up[0]);
+absl::StatusOr<Trainer::Agreement> Trainer::CountBytes(v1::SnapshotDuty duty, RoundReport* report) {
+  std::array<double, 3> sums = {static_cast<double>(options_.client->counters().bytes_up),
+                                behind_.ok() ? 0.0 : 1.0, static_cast<double>(duty)};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
+  report->bytes_up = static_cast<uint64_t>(sums[0]);
   report->bytes_down = update_bytes_;
   report->applied = summary_.rounds;
-  return absl::OkStatus();
+  Agreement agreed;
+  agreed.behind = sums[1] > 0;
+  // Ranks that heard of the round from different lives of their agent may have been told otherwise.
+  if (sums[2] == static_cast<double>(duty) * options_.group->ranks()) agreed.duty = duty;
+  return agreed;
 }
 
 absl::Status Trainer::Evaluate(RoundReport* report) {
@@ -342,7 +366,7 @@ absl::Status Trainer::Finish() {
   summary_.steps = step_;
   summary_.seconds = static_cast<double>(clock_.NowMs() - started_ms_) / 1e3;
   ISTHMUS_ASSIGN_OR_RETURN(summary_.state_sha256, replica_->StateSha256(step_));
-  ISTHMUS_RETURN_IF_ERROR(CountBytes(&report_));
+  ISTHMUS_RETURN_IF_ERROR(CountBytes({}, &report_).status());
   summary_.bytes_up = report_.bytes_up;
   summary_.bytes_down = report_.bytes_down;
   // Nothing below needs the run: others are not kept waiting for it.

@@ -84,6 +84,12 @@ class Trainer {
   absl::Status Resume();
   TrainFacts Facts() const;
   absl::Status Join();
+  // trainer_snapshot.cc
+  absl::Status JoinRun();
+  absl::Status UnlessBehind(const absl::Status& status);
+  absl::Status StartFromSnapshot(const absl::Status& why);
+  absl::Status TakeFetched();
+  absl::Status DoSnapshotDuty(v1::SnapshotDuty duty);
   // The next round that all ranks of the node contribute to; nullopt: finished. With replay every
   // round is one, also those that have closed.
   absl::StatusOr<std::optional<RankClient::Next>> NextRound();
@@ -110,8 +116,13 @@ class Trainer {
   void TellCheckpoint();
   // Logs, by rank 0, what was skipped since it last did; now and then only unless `at_once`.
   void TellSkipped(bool at_once);
+  // Of all ranks, after a round's update.
+  struct Agreement {
+    bool behind = false;      // some rank lost the round: it is to fetch a snapshot
+    v1::SnapshotDuty duty{};  // of all of them
+  };
   // The bytes of all ranks so far, after the update: what was sent for it is counted.
-  absl::Status CountBytes(RoundReport* report);
+  absl::StatusOr<Agreement> CountBytes(v1::SnapshotDuty duty, RoundReport* report);
   absl::Status Evaluate(RoundReport* report);
   absl::Status Finish();
 
@@ -135,8 +146,11 @@ class Trainer {
   std::unique_ptr<TrainCheckpoints> checkpoints_;
   std::string start_state_sha256_, group_id_;
   uint64_t attempt_ = 0;
-  uint64_t checkpoint_round_ = 0;  // the last that was begun
-  uint64_t told_checkpoint_ = 0;   // to the agent
+  uint64_t checkpoint_round_ = 0;   // the last that was begun
+  uint64_t told_checkpoint_ = 0;    // to the agent
+  absl::Status behind_;             // why this rank is to fetch a snapshot
+  v1::SnapshotFacts start_facts_;   // of the snapshot that was fetched last
+  v1::SnapshotDuty joined_duty_{};  // with the state joined with
   SkippedSteps skipped_;
   std::optional<int64_t> told_skipped_ms_;
   RoundReport report_;  // of the round under way

@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "kernels/aggregate.h"
 #include "kernels/draws.h"
+#include "kernels/number_format.h"
 #include "kernels/outer.h"
 
 namespace isthmus {
@@ -27,6 +28,12 @@ void LionDirection(const LionRule& rule, absl::Span<const float> g, absl::Span<f
 double SquaresOf(absl::Span<const float> block);
 void AggregateBlock(const AggregateSettings& settings, absl::Span<const float* const> rows,
                     absl::Span<const float> factors, absl::Span<float> out);
+
+// Without the rotation: kernels/number_bytes.h.
+void EncodeNumbers(const NumberSettings& settings, absl::Span<const float> values,
+                   absl::Span<const float> draws, char* to);
+bool DecodeNumbers(const NumberSettings& settings, const char* bytes, absl::Span<float> values);
+void HadamardInPlace(uint32_t n, absl::Span<float> values);
 
 }  // namespace reference
 }  // namespace isthmus

@@ -19,6 +19,7 @@
 namespace isthmus {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Runs all three rounds; nodes send in the order given. Returns node a's updates.
@@ -381,11 +382,20 @@ TEST(Coordinator, AWatchFromBeforeWhatIsKeptIsRefused) {
     a.ExpectOpened(round);
     ASSERT_TRUE(a.SubmitRandom(round, 1).ok());
     a.ExpectUpdate(round);
+    if (round == 1) {
+      ASSERT_TRUE(b.Join().ok());  // while that is kept
+    }
   }
-  ASSERT_TRUE(b.Join().ok());
   const absl::Status status = coordinator.host->Watch(b.WatchRequest()).status();
   EXPECT_TRUE(absl::IsOutOfRange(status)) << status;
+  EXPECT_TRUE(AsksForSnapshot(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("rounds 2 to 2 are"));
+  // Nor can it join, until there is a snapshot of a later round.
+  const absl::Status joined = b.Join();
+  EXPECT_TRUE(absl::IsUnavailable(joined)) << joined;
+  EXPECT_THAT(std::string(joined.message()),
+              AllOf(HasSubstr("node 'b' holds round 0, the run is at round 2"),
+                    HasSubstr("The state of the next round that opens is asked for")));
 }
 
 TEST(Coordinator, StoppingEndsWatchesAndRefusesCalls) {

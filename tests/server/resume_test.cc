@@ -39,6 +39,8 @@ class LastingStore final : public Store {
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override {
     return store_->RecordSha256(round);
   }
+  uint64_t BytesAfter(uint64_t last_round) const override { return store_->BytesAfter(last_round); }
+  const StoreLimits& limits() const override { return store_->limits(); }
   absl::Status WritePiece(uint64_t round, const SectionRange& range,
                           absl::string_view data) override {
     return store_->WritePiece(round, range, data);

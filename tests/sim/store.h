@@ -24,6 +24,8 @@ class SimStore final : public Store {
   uint64_t last_round() const override { return kept_->last_round(); }
   uint64_t first_round() const override { return kept_->first_round(); }
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override;
+  uint64_t BytesAfter(uint64_t last_round) const override { return kept_->BytesAfter(last_round); }
+  const StoreLimits& limits() const override { return kept_->limits(); }
   absl::Status WritePiece(uint64_t round, const SectionRange& range,
                           absl::string_view data) override {
     return kept_->WritePiece(round, range, data);

@@ -58,8 +58,12 @@ class SystemCase(unittest.TestCase):
         frozen=None,
         deterministic=False,
         name="run",
+        more="",
     ):
-        """A run of nodes a and b that is stopped when the test ends, in a folder with a name."""
+        """A run of nodes a and b that is stopped when the test ends, in a folder with a name.
+
+        `more`: further lines of its spec.
+        """
         folder = self.folder / name
         folder.mkdir()
         text = SPEC.format(
@@ -69,7 +73,7 @@ class SystemCase(unittest.TestCase):
             deterministic=str(deterministic).lower(),
             frozen=f'frozen: "{frozen}"' if frozen else "",
         )
-        cluster = Cluster(BINARIES, folder, text, ranks)
+        cluster = Cluster(BINARIES, folder, text + more, ranks)
         self.addCleanup(cluster.stop)
         return cluster
 

@@ -65,6 +65,14 @@ class CountingHost final : public RoundHost {
   absl::StatusOr<v1::LeaveRunResponse> LeaveRun(const v1::LeaveRunRequest& request) override {
     return host_->LeaveRun(request);
   }
+  absl::StatusOr<std::unique_ptr<SnapshotSink>> BeginUpload(
+      const v1::UploadSnapshotHeader& header) override {
+    return host_->BeginUpload(header);
+  }
+  absl::StatusOr<std::unique_ptr<SnapshotSource>> BeginFetch(
+      const v1::FetchSnapshotRequest& request) override {
+    return host_->BeginFetch(request);
+  }
 
   std::atomic<int> submissions{0};
   std::atomic<int> watches{0};

@@ -104,6 +104,13 @@ class LocalClient final : public RankClient {
     std::lock_guard<std::mutex> lock(run_->mutex_);
     run_->checkpointed_[node_] = round;
   }
+  void ReportState(uint64_t, const std::string&) override {}
+  void UploadSnapshot(std::shared_ptr<const SnapshotParts>) override {}
+  absl::StatusOr<v1::SnapshotFacts> FetchSnapshot(
+      std::optional<uint64_t>, const std::vector<SectionRange>&,
+      const std::function<absl::Status(const v1::SnapshotPiece&)>&) override {
+    return absl::UnimplementedError("a local run has no snapshots");
+  }
   void Leave(const std::string&) override {}
   SessionCounters counters() const override { return counters_; }
 

@@ -90,8 +90,8 @@ void ExpectCutsAgree(const std::vector<Shape>& shapes, v1::CodecSpec codec, int 
     for (Node& cut : cuts) {
       Apply(&cut, eta, 0.125f, update);
       for (DemoShard& rank : cut.ranks) rank.Settle(round, included);
-      EXPECT_EQ(*StateSha256(grid, WholeParts(cut.parameters), round, 1),
-                *StateSha256(grid, WholeParts(other.parameters), round, 1))
+      EXPECT_EQ(*SectionSha256(grid, WholeParts(cut.parameters), round, 1),
+                *SectionSha256(grid, WholeParts(other.parameters), round, 1))
           << "round " << round;
     }
   }

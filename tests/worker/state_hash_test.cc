@@ -21,7 +21,7 @@ TEST(StateHashTest, IsTheStatedForm) {
   block(tensors[0].data() + 64 * 3, 6 * 3);
   block(tensors[1].data(), 2);
   root.UpdateU64(7);
-  const absl::StatusOr<std::string> hash = StateSha256(grid, WholeParts(tensors), 7, 2);
+  const absl::StatusOr<std::string> hash = SectionSha256(grid, WholeParts(tensors), 7, 2);
   ASSERT_TRUE(hash.ok()) << hash.status();
   EXPECT_EQ(*hash, root.Finish());
 }
@@ -29,7 +29,7 @@ TEST(StateHashTest, IsTheStatedForm) {
 TEST(StateHashTest, RanksGatherToTheSameRoot) {
   const Grid grid = MakeGrid({{300, 20}, {9000}, {}, {18, 40}}, CompleteCodec());
   const Tensors tensors = RandomTensors(grid, 2);
-  const std::string whole = *StateSha256(grid, WholeParts(tensors), 3, 1);
+  const std::string whole = *SectionSha256(grid, WholeParts(tensors), 3, 1);
   for (uint32_t ranks : {2u, 3u, 8u}) {
     const std::vector<UnitPlan> plan = PlanOf(grid, ranks);
     std::string gathered(grid.blocks().size() * kSha256Bytes, '\0');
@@ -42,12 +42,12 @@ TEST(StateHashTest, RanksGatherToTheSameRoot) {
         gathered.replace(blocks.first * kSha256Bytes, hashes->size(), *hashes);
       }
     }
-    EXPECT_EQ(StateRoot(grid, gathered, 3), whole);
+    EXPECT_EQ(SectionSha256(grid, gathered, 3), whole);
   }
-  EXPECT_NE(*StateSha256(grid, WholeParts(tensors), 4, 1), whole);
+  EXPECT_NE(*SectionSha256(grid, WholeParts(tensors), 4, 1), whole);
   Tensors changed = tensors;
   changed[1][8999] = -0.0f;
-  EXPECT_NE(*StateSha256(grid, WholeParts(changed), 3, 1), whole);
+  EXPECT_NE(*SectionSha256(grid, WholeParts(changed), 3, 1), whole);
 }
 
 TEST(StateHashTest, RefusesPartsThatAreNotTheModel) {
@@ -55,10 +55,10 @@ TEST(StateHashTest, RefusesPartsThatAreNotTheModel) {
   const Tensors tensors = RandomTensors(grid, 2);
   auto parts = WholeParts(tensors);
   parts.push_back(parts[1]);
-  EXPECT_THAT(std::string(StateSha256(grid, parts, 0, 1).status().message()),
+  EXPECT_THAT(std::string(SectionSha256(grid, parts, 0, 1).status().message()),
               ::testing::HasSubstr("parts overlap in t1, chunk 0"));
   parts.resize(1);
-  EXPECT_THAT(std::string(StateSha256(grid, parts, 0, 1).status().message()),
+  EXPECT_THAT(std::string(SectionSha256(grid, parts, 0, 1).status().message()),
               ::testing::HasSubstr("no part holds t1, chunk 0"));
 }
 

@@ -9,9 +9,11 @@ converted=$(mktemp)
 trap 'rm -f "$converted"' EXIT
 if [ -f "$1/demo.vec" ]; then
   cp -- "$1/demo.vec" "$converted"
+elif [ -f "$1/outer.vec" ]; then
+  cp -- "$1/outer.vec" "$converted"
 else
   "$venv_dir/bin/python" tools/convert_vectors.py "$1" "$converted"
 fi
-bazel_quiet build //tests/vectors:demo_vectors_check ||
+bazel_quiet build //tests/vectors:vectors_check ||
   die "the build failed; the compiler's message is above"
-"$(bazel_quiet info bazel-bin)/tests/vectors/demo_vectors_check" "$converted"
+"$(bazel_quiet info bazel-bin)/tests/vectors/vectors_check" "$converted"

@@ -1,0 +1,417 @@
+// UploadSnapshot and FetchSnapshot: a member's state comes in, others start from it.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "server/coordinator.h"
+#include "spec/state_hash.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+absl::Status Refused(absl::string_view reason, const std::string& text) {
+  return WithReason(absl::FailedPreconditionError(text), reason);
+}
+
+absl::Status Malformed(const absl::Status& why) { return WithReason(why, "SNAPSHOT_RANGES"); }
+
+// What is kept of a state, piece after piece, cut to what was asked for.
+class KeptSnapshot final : public SnapshotSource {
+ public:
+  KeptSnapshot(std::shared_ptr<Store> store, const v1::SnapshotFacts& facts,
+               std::vector<SectionRange> wanted)
+      : store_(std::move(store)), facts_(facts), wanted_(std::move(wanted)) {
+    if (!wanted_.empty()) pieces_ = store_->Pieces(facts_.round());
+  }
+
+  absl::StatusOr<absl::optional<v1::FetchSnapshotResponse>> Next() override {
+    v1::FetchSnapshotResponse message;
+    if (!began_) {
+      began_ = true;
+      *message.mutable_facts() = facts_;
+      return absl::make_optional(message);
+    }
+    while (piece_ < pieces_.size() && range_ < wanted_.size()) {
+      const SectionRange& piece = pieces_[piece_];
+      const SectionRange& range = wanted_[range_];
+      const SectionRange cut = {piece.section, std::max(piece.begin, range.begin),
+                                std::min(piece.end, range.end)};
+      const bool same = piece.section == range.section;
+      const bool piece_ends_first =
+          piece.section < range.section || (same && piece.end <= range.end);
+      if (same && cut.begin < cut.end) {
+        ISTHMUS_RETURN_IF_ERROR(Load(piece));
+        message.mutable_piece()->set_section(cut.section);
+        message.mutable_piece()->set_begin(cut.begin);
+        message.mutable_piece()->set_data(loaded_.substr((cut.begin - piece.begin) * sizeof(float),
+                                                         (cut.end - cut.begin) * sizeof(float)));
+      }
+      if (piece_ends_first) {
+        ++piece_;
+      } else {
+        ++range_;
+      }
+      if (message.has_piece()) return absl::make_optional(message);
+    }
+    return absl::optional<v1::FetchSnapshotResponse>();
+  }
+
+ private:
+  absl::Status Load(const SectionRange& piece) {
+    if (loaded_piece_ == piece && !loaded_.empty()) return absl::OkStatus();
+    ISTHMUS_ASSIGN_OR_RETURN(loaded_, store_->ReadPiece(facts_.round(), piece));
+    loaded_piece_ = piece;
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<Store> store_;
+  const v1::SnapshotFacts facts_;
+  const std::vector<SectionRange> wanted_;
+  std::vector<SectionRange> pieces_;
+  bool began_ = false;
+  size_t piece_ = 0, range_ = 0;
+  SectionRange loaded_piece_;
+  std::string loaded_;
+};
+
+}  // namespace
+
+// One call of the node that uploads.
+class Coordinator::SnapshotIntake final : public SnapshotSink {
+ public:
+  SnapshotIntake(Coordinator* coordinator, const v1::UploadSnapshotHeader& header,
+                 std::vector<SectionRange> ranges)
+      : coordinator_(coordinator), header_(header), ranges_(std::move(ranges)) {}
+
+  absl::Status AddPiece(const v1::SnapshotPiece& piece) override {
+    const SectionRange range = {piece.section(), piece.begin(),
+                                piece.begin() + piece.data().size() / sizeof(float)};
+    bool held = false;
+    {
+      std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+      ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckUploadLocked(header_));
+      ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckPieceLocked(piece, range, &held));
+    }
+    if (held) return absl::OkStatus();
+    const uint64_t round = header_.facts().round();
+    const absl::Status kept = coordinator_->store_->WritePiece(round, range, piece.data());
+    if (!kept.ok()) return coordinator_->CannotStore(kept);
+    std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckUploadLocked(header_));
+    if (coordinator_->intake_.held.insert(range).second) {
+      coordinator_->intake_.bytes += piece.data().size();
+    }
+    coordinator_->snapshot_plan_.Progress(coordinator_->NowMs());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<v1::UploadSnapshotResponse> End() override {
+    std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckUploadLocked(header_));
+    const std::set<SectionRange>& held = coordinator_->intake_.held;
+    v1::UploadSnapshotResponse response;
+    WriteRanges(Missing(ranges_, {held.begin(), held.end()}, kSnapshotRangesMax),
+                response.mutable_missing());
+    coordinator_->wake_.notify_all();
+    return response;
+  }
+
+ private:
+  Coordinator* const coordinator_;
+  const v1::UploadSnapshotHeader header_;
+  const std::vector<SectionRange> ranges_;
+};
+
+absl::StatusOr<std::unique_ptr<SnapshotSink>> Coordinator::BeginUpload(
+    const v1::UploadSnapshotHeader& header) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(header.run(), header.node(), header.incarnation()));
+  ISTHMUS_RETURN_IF_ERROR(CheckUploadLocked(header));
+  ISTHMUS_RETURN_IF_ERROR(CheckFactsLocked(header.facts()));
+  auto ranges = ReadRanges(header.ranges(), header.facts().sections(), header.facts().elements());
+  if (!ranges.ok()) return Malformed(ranges.status());
+  if (!intake_.facts.has_value()) intake_.facts = header.facts();
+  return std::unique_ptr<SnapshotSink>(
+      std::make_unique<SnapshotIntake>(this, header, *std::move(ranges)));
+}
+
+// Whether this node's state of this round is (still) what is wanted.
+absl::Status Coordinator::CheckUploadLocked(const v1::UploadSnapshotHeader& header) const {
+  ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
+  const uint64_t round = header.facts().round();
+  const v1::StoredSnapshotPlan* plan = snapshot_plan_.plan();
+  if (plan == nullptr || plan->round() != round || plan->node() != header.node()) {
+    return Refused(
+        "SNAPSHOT_NOT_WANTED",
+        absl::StrCat("the state after round ", round, " of node '", header.node(),
+                     "' is not asked for",
+                     plan == nullptr ? ""
+                                     : absl::StrCat("; that after round ", plan->round(),
+                                                    " of node '", plan->node(), "' is")));
+  }
+  if (round <= machine_.committed_round()) return absl::OkStatus();
+  return Refused("SNAPSHOT_TOO_EARLY", absl::StrCat("round ", round, " is not committed yet"));
+}
+
+absl::Status Coordinator::CheckFactsLocked(const v1::SnapshotFacts& facts) const {
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string record, store_->RecordSha256(facts.round()));
+  const auto differs = [&](absl::string_view field, const std::string& given,
+                           const std::string& ours) {
+    return Refused("SNAPSHOT_FACTS",
+                   absl::StrCat("facts.", field, " of the state after round ", facts.round(),
+                                " is ", given, ", here it is ", ours));
+  };
+  if (facts.update_sha256() != record) {
+    return differs("update_sha256", HexPrefix(facts.update_sha256()), HexPrefix(record));
+  }
+  if (facts.fingerprint() != model_->fingerprint) {
+    return differs("fingerprint", HexPrefix(facts.fingerprint()), HexPrefix(model_->fingerprint));
+  }
+  if (facts.step() != facts.round()) {
+    return differs("step", absl::StrCat(facts.step()), absl::StrCat(facts.round()));
+  }
+  if (facts.elements() != model_->grid->elements()) {
+    return differs("elements", absl::StrCat(facts.elements()),
+                   absl::StrCat(model_->grid->elements()));
+  }
+  const uint32_t sections = spec_.optimizer().base() == v1::BASE_OPTIMIZER_ADAMW ? 3 : 1;
+  if (facts.sections() != sections) {
+    return differs("sections", absl::StrCat(facts.sections()), absl::StrCat(sections));
+  }
+  for (const std::string* sha256 : {&facts.state_sha256(), &facts.frozen_sha256()}) {
+    const bool may_be_empty = sha256 == &facts.frozen_sha256();
+    if (sha256->size() == kSha256Bytes || (may_be_empty && sha256->empty())) continue;
+    return differs(may_be_empty ? "frozen_sha256" : "state_sha256",
+                   absl::StrCat("of ", sha256->size(), " bytes"),
+                   absl::StrCat("one of ", kSha256Bytes));
+  }
+  if (!intake_.facts.has_value() ||
+      intake_.facts->SerializeAsString() == facts.SerializeAsString()) {
+    return absl::OkStatus();
+  }
+  return differs(
+      "state_sha256 (or another field)", HexPrefix(facts.state_sha256()),
+      absl::StrCat(HexPrefix(intake_.facts->state_sha256()), ", as an earlier call said"));
+}
+
+// `held`: the very piece is there already.
+absl::Status Coordinator::CheckPieceLocked(const v1::SnapshotPiece& piece,
+                                           const SectionRange& range, bool* held) const {
+  SectionRangesProto ranges;
+  WriteRanges({range}, &ranges);
+  const auto inside = ReadRanges(ranges, intake_.facts->sections(), intake_.facts->elements());
+  if (!inside.ok()) return Malformed(inside.status());
+  if (piece.data().size() % sizeof(float) != 0) {
+    return Malformed(absl::InvalidArgumentError(
+        absl::StrCat("a piece has ", piece.data().size(), " bytes; it is whole float32 values")));
+  }
+  // The piece that begins at or after it, and the one before.
+  auto next = intake_.held.lower_bound(range);
+  *held = next != intake_.held.end() && *next == range;
+  if (*held) return absl::OkStatus();
+  const auto overlaps = [&range](const SectionRange& other) {
+    return other.section == range.section && other.begin < range.end && range.begin < other.end;
+  };
+  const bool overlap = (next != intake_.held.end() && overlaps(*next)) ||
+                       (next != intake_.held.begin() && overlaps(*std::prev(next)));
+  if (!overlap) return absl::OkStatus();
+  return Malformed(absl::InvalidArgumentError(
+      absl::StrCat("a piece has elements [", range.begin, ", ", range.end, ") of section ",
+                   range.section, ", some of which are held in a piece cut in another way")));
+}
+
+void Coordinator::BeginPlanLocked(const v1::StoredSnapshotPlan& plan) {
+  intake_ = Intake();
+  snapshot_plan_.Begin(plan, NowMs());
+  LogInfo("a snapshot is to come", {{"round", absl::StrCat(plan.round())}, {"from", plan.node()}});
+}
+
+void Coordinator::ResumeSnapshotsLocked(const StoredState& state) {
+  snapshots_ = state.snapshots;
+  snapshot_plan_.Resume(state.plan, state.snapshots, NowMs());
+  const v1::StoredSnapshotPlan* plan = snapshot_plan_.plan();
+  if (plan == nullptr) return;
+  for (const SectionRange& range : store_->Pieces(plan->round())) {
+    intake_.held.insert(range);
+    intake_.bytes += (range.end - range.begin) * sizeof(float);
+  }
+}
+
+absl::StatusOr<uint64_t> Coordinator::RequestSnapshot() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
+  if (spec_.allow_drift()) {
+    return Refused(
+        "NO_COMMON_STATE",
+        "the run's nodes drift apart (allow_drift), so there is no common state to keep");
+  }
+  const uint64_t next = machine_.committed_round() +
+                        (machine_.open_round() + machine_.committing_round() > 0 ? 2 : 1);
+  if (machine_.finished() || next > spec_.steps()) {
+    return Refused("RUN_ENDS", absl::StrCat("no round opens after round ", spec_.steps(),
+                                            "; trainers write the last state (--save)"));
+  }
+  snapshot_plan_.Want();
+  return next;
+}
+
+bool Coordinator::IsWholeLocked() const {
+  if (!intake_.facts.has_value()) return false;
+  const auto all = AllRanges(intake_.facts->sections(), intake_.facts->elements());
+  return Missing(all, {intake_.held.begin(), intake_.held.end()}, 1).empty();
+}
+
+// Without the mutex: it reads all of it.
+absl::StatusOr<std::string> Coordinator::HashPieces(const v1::SnapshotFacts& facts,
+                                                    const Grid& grid) const {
+  StateHasher hasher(grid, facts);
+  for (const SectionRange& range : store_->Pieces(facts.round())) {
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string piece, store_->ReadPiece(facts.round(), range));
+    ISTHMUS_RETURN_IF_ERROR(hasher.Add(piece));
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return absl::CancelledError("the coordinator is shutting down");
+  }
+  return hasher.Finish();
+}
+
+absl::Status Coordinator::FinishSnapshot() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (snapshot_plan_.plan() == nullptr || stopping_ || !halted_.ok()) return absl::OkStatus();
+  if (!snapshot_plan_.whole() && IsWholeLocked()) {
+    const v1::SnapshotFacts facts = *intake_.facts;
+    const ModelPtr model = model_;
+    lock.unlock();
+    const absl::StatusOr<std::string> sha256 = HashPieces(facts, *model->grid);
+    lock.lock();
+    if (absl::IsCancelled(sha256.status())) return absl::OkStatus();
+    // What cannot be read has no hash, which is not the claimed one either.
+    if (!sha256.ok())
+      LogError("a snapshot cannot be read", {{"error", sha256.status().ToString()}});
+    snapshot_plan_.Whole(sha256.ok() ? *sha256 : std::string("unreadable"), facts.state_sha256(),
+                         NowMs());
+  }
+  const SnapshotPlan::Verdict verdict =
+      snapshot_plan_.Judge([this](const std::string& node) { return machine_.IsLive(node); },
+                           machine_.committed_round(), NowMs());
+  if (verdict.answer == SnapshotPlan::Verdict::Answer::kGiveUp) {
+    LogWarning(
+        "a snapshot is given up, the next round's state is asked for",
+        {{"round", absl::StrCat(snapshot_plan_.plan()->round())}, {"why", verdict.sentence}});
+    snapshot_plan_.GaveUp();
+    intake_ = Intake();
+  }
+  if (verdict.answer != SnapshotPlan::Verdict::Answer::kAccept) return absl::OkStatus();
+  StoreBatch batch;
+  v1::StoredSnapshot& snapshot = batch.snapshot.emplace();
+  *snapshot.mutable_facts() = *intake_.facts;
+  snapshot.set_node(snapshot_plan_.plan()->node());
+  snapshot.set_payload_bytes(intake_.bytes);
+  lock.unlock();
+  const absl::Status stored = store_->Write(batch);
+  if (!stored.ok()) return CannotStore(stored);
+  lock.lock();
+  snapshots_.push_back(snapshot);
+  if (snapshots_.size() > kSnapshotsKept) snapshots_.erase(snapshots_.begin());
+  snapshot_plan_.Accepted();
+  intake_ = Intake();
+  LogInfo("snapshot kept", {{"round", absl::StrCat(snapshot.facts().round())},
+                            {"from", snapshot.node()},
+                            {"bytes", absl::StrCat(snapshot.payload_bytes())},
+                            {"state", HexPrefix(snapshot.facts().state_sha256())}});
+  return absl::OkStatus();
+}
+
+void Coordinator::SnapshotLoop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    const int wait_ms = FinishSnapshot().ok() ? kTickMs : kRetryAfterMs;
+    lock.lock();
+    wake_.wait_for(lock, std::chrono::milliseconds(wait_ms), [this] { return stopping_; });
+  }
+}
+
+absl::StatusOr<std::unique_ptr<SnapshotSource>> Coordinator::BeginFetch(
+    const v1::FetchSnapshotRequest& request) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
+  ISTHMUS_RETURN_IF_ERROR(CheckRun(request.run()));
+  if (snapshots_.empty()) {
+    const v1::StoredSnapshotPlan* plan = snapshot_plan_.plan();
+    return WithRetryAfterMs(
+        WithReason(absl::UnavailableError(absl::StrCat(
+                       "run '", spec_.run(), "' has no snapshot yet; ",
+                       plan != nullptr ? absl::StrCat("that of round ", plan->round(),
+                                                      " comes from node '", plan->node(), "'")
+                                       : absl::StrCat("one is made every ",
+                                                      spec_.snapshot().every_rounds(), " rounds"))),
+                   "NO_SNAPSHOT"),
+        kRetryAfterMs);
+  }
+  const v1::StoredSnapshot* found = request.has_round() ? nullptr : &snapshots_.back();
+  for (const v1::StoredSnapshot& snapshot : snapshots_) {
+    if (request.has_round() && snapshot.facts().round() == request.round()) found = &snapshot;
+  }
+  if (found == nullptr) {
+    return WithReason(
+        absl::NotFoundError(absl::StrCat("there is no snapshot of round ", request.round(),
+                                         " (any more); the newest is of round ",
+                                         snapshots_.back().facts().round())),
+        "NO_SUCH_SNAPSHOT");
+  }
+  const v1::SnapshotFacts facts = found->facts();
+  lock.unlock();
+  auto ranges = ReadRanges(request.ranges(), facts.sections(), facts.elements());
+  if (!ranges.ok()) return Malformed(ranges.status());
+  return std::unique_ptr<SnapshotSource>(
+      std::make_unique<KeptSnapshot>(store_, facts, *std::move(ranges)));
+}
+
+// Whether the updates after `last_round` are what the node should catch up by.
+absl::Status Coordinator::CheckCatchUpLocked(const std::string& node, uint64_t last_round) {
+  const uint64_t committed = machine_.committed_round();
+  if (last_round >= committed) return absl::OkStatus();
+  const bool kept = last_round + 1 >= store_->first_round();
+  const v1::StoredSnapshot* newest = snapshots_.empty() ? nullptr : &snapshots_.back();
+  const bool usable = newest != nullptr && newest->facts().round() > last_round &&
+                      newest->facts().round() + 1 >= store_->first_round();
+  if (kept) {
+    // In deterministic mode a node computes what it missed; its own state is needed for that.
+    if (!usable || spec_.deterministic()) return absl::OkStatus();
+    const uint64_t by_snapshot =
+        newest->payload_bytes() + store_->BytesAfter(newest->facts().round());
+    if (store_->BytesAfter(last_round) <= by_snapshot) return absl::OkStatus();
+  }
+  const std::string behind =
+      absl::StrCat("node '", node, "' holds round ", last_round, ", the run is at round ",
+                   committed, "; the updates ",
+                   kept ? "since are more than a snapshot" : "that it lacks are no longer kept");
+  if (usable) {
+    return WithReason(absl::OutOfRangeError(absl::StrCat(
+                          behind, ": fetch the snapshot of round ", newest->facts().round(), " (",
+                          newest->payload_bytes(), " bytes) and join with that")),
+                      kReasonFetchSnapshot);
+  }
+  if (machine_.finished() || spec_.allow_drift()) {
+    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                          behind, ", and no snapshot comes any more: ",
+                          spec_.allow_drift() ? "the nodes hold no common state (allow_drift)"
+                                              : "the run is finished")),
+                      "TOO_LATE");
+  }
+  snapshot_plan_.Want();
+  return WithRetryAfterMs(
+      WithReason(absl::UnavailableError(absl::StrCat(
+                     behind,
+                     ", and there is no newer snapshot yet. The state of the next round "
+                     "that opens is asked for: wait")),
+                 "NO_SNAPSHOT"),
+      kRetryAfterMs);
+}
+
+}  // namespace isthmus

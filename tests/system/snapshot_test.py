@@ -1,0 +1,81 @@
+"""Nodes that start from a snapshot: late ones, lost ones, and all where one is named to start."""
+
+import signal
+
+from system_case import SystemCase
+from xml_report import main
+
+SNAPSHOTS = "snapshot { every_rounds: 10 }\n"
+
+
+class Snapshots(SystemCase):
+    def start_node(self, cluster, node, more_flags=()):
+        """An agent and its trainers."""
+        cluster.start_agent(node)
+        cluster.start_trainers(node, self.text, more_flags)
+
+    def wait_snapshot(self, cluster, count=1):
+        """Waits until the coordinator has kept so many."""
+        self.wait_until(
+            lambda: cluster.output("coordinator").count("snapshot kept") >= count,
+            f"{count} snapshots",
+        )
+
+    def test_a_node_that_comes_late_starts_from_a_snapshot(self):
+        more = SNAPSHOTS + 'nodes { name: "late" }\npreset: "full"\n'
+        cluster = self.cluster({"a": 1, "b": 2, "late": 2}, steps=300, quorum=2, more=more)
+        # Updates go soon, so that there is no other way in.
+        cluster.start_coordinator("--keep_rounds=12")
+        # Its trainers load meanwhile, and wait for their agent.
+        cluster.start_trainers("late", self.text)
+        self.start_node(cluster, "a")
+        self.start_node(cluster, "b")
+        self.wait_snapshot(cluster, 3)
+        cluster.start_agent("late")
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        late = summaries["late"]
+        self.assertGreaterEqual(late["snapshot_round"], 30)
+        self.assertEqual(late["snapshot_round"] + late["rounds"], 300)
+        self.assertGreater(late["tokens"], 0)  # it took part
+
+    def test_a_node_that_was_cut_off_for_long_takes_part_again(self):
+        cluster = self.cluster(
+            {"a": 1, "b": 2}, steps=300, quorum=1, deadline_ms=300, more=SNAPSHOTS
+        )
+        cluster.start_coordinator("--keep_rounds=12")
+        self.start_node(cluster, "a")
+        self.start_node(cluster, "b")
+        self.wait_step(cluster, "b", 5)
+        # Its trainers live on and wait, as behind a cut link.
+        agent = cluster.processes["agent-b"]
+        agent.send_signal(signal.SIGSTOP)
+        self.addCleanup(agent.send_signal, signal.SIGCONT)
+        self.wait_snapshot(cluster, 6)
+        agent.send_signal(signal.SIGCONT)
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        self.assertGreaterEqual(summaries["b"]["snapshot_round"], 30)
+
+    def test_a_run_starts_from_the_state_of_the_node_it_names(self):
+        more = 'snapshot { start_node: "b" }\n'
+        first = self.cluster({"a": 1, "b": 1}, steps=12, name="first")
+        first.start_coordinator()
+        for node in first.ranks:
+            save = [f"--save={self.folder}/start-{node}"]
+            self.start_node(first, node, save)
+        self.finish(first)
+
+        cluster = self.cluster({"a": 1, "b": 2}, steps=12, more=more, name="second")
+        cluster.start_coordinator()
+        self.start_node(cluster, "a")  # built from the seed: another state
+        self.wait_log(cluster, "agent-a", "waits for the state of node 'b'")
+        self.start_node(cluster, "b", [f"--start_file={self.folder}/start-b"])
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        self.assertEqual(summaries["a"]["rounds"], 12)
+        self.assertEqual(summaries["a"]["steps"], 12)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+// The replicated state of one rank as a part of a snapshot, and back.
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/sha256.h"
+#include "base/status_macros.h"
+#include "spec/manifest.h"
+#include "worker/replica.h"
+
+namespace isthmus {
+namespace {
+
+double DoubleOfBits(uint64_t bits) {
+  double value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+std::vector<uint64_t> Replica::PartBegins() {
+  const Grid& grid = model_->grid();
+  std::vector<uint64_t> tensor_begins(grid.tensors());
+  for (uint32_t tensor = 1; tensor < grid.tensors(); ++tensor) {
+    tensor_begins[tensor] = tensor_begins[tensor - 1] + grid.tensor_elements(tensor - 1);
+  }
+  std::vector<uint64_t> begins;
+  for (const TensorPart<float>& part : model_->parameters()) {
+    begins.push_back(tensor_begins[part.tensor] + part.first_element);
+  }
+  return begins;
+}
+
+SnapshotParts Replica::CopyState() {
+  SnapshotParts copy;
+  const std::vector<uint64_t> begins = PartBegins();
+  const std::vector<TensorPart<float>> parameters = model_->parameters();
+  const StepState& step = method_->update_step().state();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const absl::Span<float> data = parameters[i].data;
+    if (data.empty()) continue;
+    copy.parts.push_back({0, begins[i], {data.begin(), data.end()}});
+    if (!method_->update_step().has_moments()) continue;
+    copy.parts.push_back({1, begins[i], step.first_moments[i]});
+    copy.parts.push_back({2, begins[i], step.second_moments[i]});
+  }
+  std::sort(copy.parts.begin(), copy.parts.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.section, a.begin) < std::tie(b.section, b.begin);
+  });
+  return copy;
+}
+
+absl::Status Replica::CheckFacts(const v1::SnapshotFacts& facts) {
+  const auto differs = [&](absl::string_view what, const std::string& theirs,
+                           const std::string& ours, absl::string_view advice) {
+    return absl::FailedPreconditionError(absl::StrCat("the snapshot of round ", facts.round(),
+                                                      " has ", what, " ", theirs, ", this node ",
+                                                      ours, advice));
+  };
+  const uint32_t sections = method_->update_step().has_moments() ? 3 : 1;
+  if (facts.sections() != sections || facts.elements() != model_->grid().elements()) {
+    return differs("sections and elements", absl::StrCat(facts.sections(), ", ", facts.elements()),
+                   absl::StrCat(sections, ", ", model_->grid().elements()), "");
+  }
+  const std::string fingerprint = Fingerprint(model_->manifest());
+  if (facts.fingerprint() != fingerprint) {
+    return differs("model", HexPrefix(facts.fingerprint()), HexPrefix(fingerprint), "");
+  }
+  if (facts.frozen_sha256() == frozen_sha256_) return absl::OkStatus();
+  return differs("frozen tensors", HexPrefix(facts.frozen_sha256()), HexPrefix(frozen_sha256_),
+                 "; they are no part of it: give the same --start_file on all nodes");
+}
+
+absl::Status Replica::FetchState(RankClient* client, uint64_t round, v1::SnapshotFacts* facts) {
+  // Ranges of all sections; the server says how many of them there are.
+  const std::vector<TensorPart<float>> parameters = model_->parameters();
+  const std::vector<uint64_t> begins = PartBegins();
+  ISTHMUS_RETURN_IF_ERROR(FrozenSha256().status());
+  ISTHMUS_ASSIGN_OR_RETURN(*facts, client->FetchSnapshot(round, {}, nullptr));
+  ISTHMUS_RETURN_IF_ERROR(CheckFacts(*facts));
+
+  MethodState state = method_->State();
+  StepState& step = state.step;
+  struct Place {
+    SectionRange range;
+    float* values;
+  };
+  std::vector<Place> places;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const uint64_t size = parameters[i].data.size();
+    if (size == 0) continue;
+    places.push_back({{0, begins[i], begins[i] + size}, parameters[i].data.data()});
+    if (facts->sections() == 1) continue;
+    places.push_back({{1, begins[i], begins[i] + size}, step.first_moments[i].data()});
+    places.push_back({{2, begins[i], begins[i] + size}, step.second_moments[i].data()});
+  }
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return a.range < b.range; });
+  std::vector<SectionRange> ranges;
+  for (const Place& place : places) ranges.push_back(place.range);
+  size_t next = 0;  // pieces come in order
+  const auto take = [&](const v1::SnapshotPiece& piece) {
+    uint64_t at = piece.begin();
+    absl::string_view values = piece.data();
+    while (!values.empty()) {
+      while (places[next].range.section < piece.section() ||
+             (places[next].range.section == piece.section() && places[next].range.end <= at)) {
+        ++next;  // the client has checked that all of it was asked for
+      }
+      const SectionRange& range = places[next].range;
+      const uint64_t count = std::min<uint64_t>(range.end - at, values.size() / sizeof(float));
+      std::memcpy(places[next].values + (at - range.begin), values.data(), count * sizeof(float));
+      values.remove_prefix(count * sizeof(float));
+      at += count;
+    }
+    return absl::OkStatus();
+  };
+  // Neighbours as one range.
+  ranges = Missing(ranges, {}, ranges.size());
+  ISTHMUS_RETURN_IF_ERROR(client->FetchSnapshot(round, ranges, take).status());
+  step.beta1_power = DoubleOfBits(facts->beta1_power_bits());
+  step.beta2_power = DoubleOfBits(facts->beta2_power_bits());
+  ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state)));
+  model_->ParametersChanged();
+  return absl::OkStatus();
+}
+
+}  // namespace isthmus

@@ -1,0 +1,61 @@
+// Sends the part of a state that a rank holds to its agent, in the background and without hurry,
+// until all of it is held; whatever becomes of connections, agent and coordinator in between. No
+// torch.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "spec/section_ranges.h"
+#include "transport/client.h"
+#include "worker/snapshot_parts.h"
+
+namespace isthmus {
+
+class SnapshotUploader {
+ public:
+  struct Options {
+    std::string agent;
+    uint32_t rank = 0;
+    std::function<uint64_t()> incarnation;  // the present one
+    uint64_t backoff_seed = 0;
+  };
+  static absl::StatusOr<std::unique_ptr<SnapshotUploader>> Start(
+      const Options& options, std::shared_ptr<const SnapshotParts> parts);
+  // Gives up what is not sent.
+  ~SnapshotUploader();
+  SnapshotUploader(const SnapshotUploader&) = delete;
+  SnapshotUploader& operator=(const SnapshotUploader&) = delete;
+
+ private:
+  // Some values of a part: what one message carries.
+  struct Cut {
+    SectionRange range;
+    const float* values = nullptr;
+  };
+  SnapshotUploader(Options options, std::unique_ptr<Client> client,
+                   std::shared_ptr<const SnapshotParts> parts);
+  void Run();
+  // Ranges that one call asks about; sends what of them is missing until nothing is.
+  absl::Status SendAll(const std::vector<SectionRange>& ranges);
+  absl::StatusOr<std::vector<SectionRange>> Send(const std::vector<SectionRange>& ranges,
+                                                 const std::vector<SectionRange>& missing);
+
+  const Options options_;
+  const std::unique_ptr<Client> client_;
+  const std::shared_ptr<const SnapshotParts> parts_;
+  std::vector<Cut> cuts_;  // ascending
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace isthmus
