@@ -28,6 +28,11 @@ constexpr int64_t kLogWaitAfterMs = 3000;
 // The same for those who watch rounds.
 constexpr int64_t kTellWaitAfterMs = 1000;
 
+// What a node has applied is known here a heartbeat later at the latest. It is told sooner when the
+// node has nothing else to do, but then too its ranks and its agent each take a fifth of a second,
+// and the WAN a round trip.
+constexpr int64_t kAcknowledgeMsMin = 1000;
+
 RoundSettings SettingsOf(const v1::RunSpec& spec) {
   RoundSettings settings;
   for (const v1::NodeSpec& node : spec.nodes()) settings.nodes.push_back(node.name());
@@ -37,7 +42,7 @@ RoundSettings SettingsOf(const v1::RunSpec& spec) {
   settings.deadline_ms = spec.timing().deadline_ms();
   settings.grace_ms = spec.timing().grace_ms();
   settings.tick_ms = kTickMs;
-  settings.acknowledge_ms = spec.timing().heartbeat_ms();
+  settings.acknowledge_ms = std::max<int64_t>(spec.timing().heartbeat_ms(), kAcknowledgeMsMin);
   return settings;
 }
 

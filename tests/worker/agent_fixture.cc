@@ -112,10 +112,11 @@ v1::JoinRunRequest RankJoin(const Grid& grid, uint32_t rank, uint32_t ranks,
   return request;
 }
 
-TestCoordinator::TestCoordinator(const v1::RunSpec& spec, const std::string& address) {
+TestCoordinator::TestCoordinator(const v1::RunSpec& spec, const std::string& address,
+                                 const StoreLimits& limits) {
   CoordinatorOptions options;
   options.spec = spec;
-  options.store = MakeMemoryStore();
+  options.store = MakeMemoryStore(limits);
   auto coordinator = Coordinator::Start(std::move(options));
   ISTHMUS_CHECK(coordinator.ok());
   coordinator_ = *std::move(coordinator);

@@ -85,7 +85,10 @@ class CountingHost final : public RoundHost {
 class TestCoordinator {
  public:
   // `address`: as an earlier one had, or port 0.
-  explicit TestCoordinator(const v1::RunSpec& spec, const std::string& address = "127.0.0.1:0");
+  // `limits`: of its store, which is in memory.
+  explicit TestCoordinator(const v1::RunSpec& spec, const std::string& address = "127.0.0.1:0",
+                           const StoreLimits& limits = {kStoredRoundsDefault, kKeptUpdateBytesMax,
+                                                        kStoredDigestRounds});
   ~TestCoordinator();
   std::string address() const { return server_->addresses()[0]; }
   Coordinator& host() { return *coordinator_; }
