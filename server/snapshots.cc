@@ -24,8 +24,11 @@ absl::Status Malformed(const absl::Status& why) { return WithReason(why, "SNAPSH
 class KeptSnapshot final : public SnapshotSource {
  public:
   KeptSnapshot(std::shared_ptr<Store> store, const v1::SnapshotFacts& facts,
-               std::vector<SectionRange> wanted)
-      : store_(std::move(store)), facts_(facts), wanted_(std::move(wanted)) {
+               absl::optional<v1::Manifest> manifest, std::vector<SectionRange> wanted)
+      : store_(std::move(store)),
+        facts_(facts),
+        manifest_(std::move(manifest)),
+        wanted_(std::move(wanted)) {
     if (!wanted_.empty()) pieces_ = store_->Pieces(facts_.round());
   }
 
@@ -34,6 +37,10 @@ class KeptSnapshot final : public SnapshotSource {
     if (!began_) {
       began_ = true;
       *message.mutable_facts() = facts_;
+      return absl::make_optional(message);
+    }
+    if (manifest_.has_value()) {
+      *message.mutable_manifest() = *std::exchange(manifest_, absl::nullopt);
       return absl::make_optional(message);
     }
     while (piece_ < pieces_.size() && range_ < wanted_.size()) {
@@ -71,6 +78,7 @@ class KeptSnapshot final : public SnapshotSource {
 
   const std::shared_ptr<Store> store_;
   const v1::SnapshotFacts facts_;
+  absl::optional<v1::Manifest> manifest_;  // still to be sent
   const std::vector<SectionRange> wanted_;
   std::vector<SectionRange> pieces_;
   bool began_ = false;
@@ -365,11 +373,13 @@ absl::StatusOr<std::unique_ptr<SnapshotSource>> Coordinator::BeginFetch(
         "NO_SUCH_SNAPSHOT");
   }
   const v1::SnapshotFacts facts = found->facts();
+  absl::optional<v1::Manifest> manifest;
+  if (request.manifest()) manifest = model_->manifest;
   lock.unlock();
   auto ranges = ReadRanges(request.ranges(), facts.sections(), facts.elements());
   if (!ranges.ok()) return Malformed(ranges.status());
   return std::unique_ptr<SnapshotSource>(
-      std::make_unique<KeptSnapshot>(store_, facts, *std::move(ranges)));
+      std::make_unique<KeptSnapshot>(store_, facts, std::move(manifest), *std::move(ranges)));
 }
 
 // Whether the updates after `last_round` are what the node should catch up by.

@@ -20,7 +20,7 @@
 #include "base/status_macros.h"
 #include "worker/hf_config.h"
 #include "worker/json_text.h"
-#include "worker/whole_file.h"
+#include "base/whole_file.h"
 
 namespace isthmus {
 namespace {

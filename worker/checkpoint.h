@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "isthmus/v1/run_spec.pb.h"
-#include "worker/safetensors.h"
+#include "base/safetensors.h"
 
 namespace isthmus {
 

@@ -20,7 +20,7 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "worker/whole_file.h"
+#include "base/whole_file.h"
 
 namespace isthmus {
 namespace {

@@ -15,7 +15,7 @@
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
-#include "worker/safetensors.h"
+#include "base/safetensors.h"
 
 namespace isthmus {
 namespace {

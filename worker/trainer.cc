@@ -23,7 +23,7 @@
 #include "transport/errors.h"
 #include "worker/checkpoint.h"
 #include "worker/contribution_digest.h"
-#include "worker/whole_file.h"
+#include "base/whole_file.h"
 
 namespace isthmus {
 namespace {

@@ -1,5 +1,6 @@
-"""Nodes that start from a snapshot: late ones, lost ones, and all where one is named to start."""
+"""Nodes that start from a snapshot: late, lost, or not the one named; and a run that moves."""
 
+import shutil
 import signal
 
 from system_case import SystemCase
@@ -75,6 +76,34 @@ class Snapshots(SystemCase):
         self.assert_replicas_equal(summaries)
         self.assertEqual(summaries["a"]["rounds"], 12)
         self.assertEqual(summaries["a"]["steps"], 12)
+
+    def test_everything_stops_and_goes_on_at_other_addresses(self):
+        cluster = self.cluster({"a": 1, "b": 2}, steps=60)
+
+        def start():
+            cluster.start_coordinator()
+            for node in cluster.ranks:
+                checkpoints = [f"--checkpoint_dir={cluster.folder}/checkpoints-{node}"]
+                self.start_node(cluster, node, [*checkpoints, "--checkpoint_every=4"])
+
+        start()
+        self.wait_step(cluster, "a", 9)
+        cluster.stop()
+        old_address, cluster.address = cluster.address, None
+        cluster.processes.clear()
+        moved = self.folder / "moved"
+        ignored = shutil.ignore_patterns("*.sock", "*.ready", "metrics-*")
+        shutil.copytree(cluster.folder, moved, ignore=ignored)
+        shutil.rmtree(cluster.folder)
+        cluster.folder = moved
+        cluster.spec_file = moved / cluster.spec_file.name
+        start()
+        self.assertNotEqual(cluster.address, old_address)
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        for summary in summaries.values():
+            self.assertGreaterEqual(summary["resumed_round"], 4, summaries)
+            self.assertEqual(summary["steps"], 60)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "worker/progress.h"
-#include "worker/safetensors.h"
-#include "worker/whole_file.h"
+#include "base/safetensors.h"
+#include "base/whole_file.h"
 
 namespace isthmus {
 namespace {

@@ -14,7 +14,7 @@
 #include "spec/run_spec.h"
 #include "tests/worker/local_run.h"
 #include "tests/worker/torch_fixture.h"
-#include "worker/safetensors.h"
+#include "base/safetensors.h"
 
 namespace isthmus {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/safetensors.h"
+#include "base/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "worker/whole_file.h"
+#include "base/whole_file.h"
 
 namespace isthmus {
 
