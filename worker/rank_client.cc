@@ -108,6 +108,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
   std::optional<uint64_t> finished_round_;
   uint64_t acknowledged_ = 0;
   uint64_t told_acknowledged_ = 0;  // to the agent
+  int64_t untold_since_ms_ = 0;     // where acknowledged_ is more than that
   uint64_t checkpointed_ = 0;
   uint64_t told_checkpointed_ = 0;
   uint64_t state_round_ = 0;  // the last that was reported, and its hash
@@ -351,8 +352,17 @@ void RankClientImpl::Abstain(const v1::RoundOpened& opened, const std::string& r
 void RankClientImpl::Acknowledge(const Update& update) {
   if (session_ == nullptr) return;
   session_->Acknowledge(update.committed->record.round(), update.committed->record.sha256());
-  std::lock_guard<std::mutex> lock(mutex_);
-  acknowledged_ = update.committed->record.round();
+  const int64_t now_ms = clock_.NowMs();
+  bool is_due = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (acknowledged_ <= told_acknowledged_) untold_since_ms_ = now_ms;
+    acknowledged_ = update.committed->record.round();
+    is_due = now_ms - untold_since_ms_ >= kTellMs;
+  }
+  // A rank that catches up with short rounds finds the next update there whenever it looks: no wait
+  // of it lasts long enough to tell anything.
+  if (is_due) AskWhy();
 }
 
 void RankClientImpl::Checkpointed(uint64_t round) {
