@@ -309,7 +309,8 @@ bool Coordinator::UploadsStartLocked(const v1::JoinRunRequest& request) const {
 // The first node fixes what is trained. It can be corrected as long as nothing was built on it.
 bool Coordinator::ModelMayChangeLocked(const std::string& joining) const {
   if (machine_.committed_round() != 0 || machine_.committing_round() != 0) return false;
-  if (!snapshots_.empty()) return false;  // others start from it
+  // Others start from it, or are about to.
+  if (!snapshots_.empty() || snapshot_plan_.whole()) return false;
   return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
     const std::string& name = entry.first;
     return (name != joining && machine_.IsLive(name)) ||

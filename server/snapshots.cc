@@ -297,6 +297,10 @@ absl::Status Coordinator::FinishSnapshot() {
     const absl::StatusOr<std::string> sha256 = HashPieces(facts, *model->grid);
     lock.lock();
     if (absl::IsCancelled(sha256.status())) return absl::OkStatus();
+    // A start state that was corrected meanwhile is another one.
+    const bool same = intake_.facts.has_value() &&
+                      intake_.facts->state_sha256() == facts.state_sha256() && IsWholeLocked();
+    if (!same) return absl::OkStatus();
     // What cannot be read has no hash, which is not the claimed one either.
     if (!sha256.ok())
       LogError("a snapshot cannot be read", {{"error", sha256.status().ToString()}});

@@ -67,6 +67,13 @@ BENCHMARKS = {
         timeout_min=15,
         about="what a round costs more with its store on disk, beside the disk's own fsync",
     ),
+    "joins": Benchmark(
+        script="joins.py",
+        targets=["//tests/worker:joins_test"],
+        environment=None,
+        timeout_min=30,
+        about="200 joins at random moments, and a node that was out for 10,000 rounds",
+    ),
     "recovery": Benchmark(
         script="recovery.py",
         targets=["//bench:rounds", "//:coordinator", "//:agent", "//:trainer"],
