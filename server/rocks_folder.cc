@@ -24,9 +24,16 @@ constexpr uint64_t kBlobBytesMin = 4096;
 constexpr uint64_t kBlobFileBytes = uint64_t{64} << 20;
 constexpr size_t kBlockCacheBytes = size_t{8} << 20;
 constexpr int kOpenFilesMax = 256;
+// What was written goes to the disk in parts of this size, before anybody waits for it: else a
+// commit's sync would wait for all the pieces of a snapshot that the log has before it.
+constexpr uint64_t kWriteBackBytes = uint64_t{1} << 20;
 constexpr size_t kLogFilesKept = 2;
 constexpr size_t kLogFileBytes = size_t{1} << 20;
-// Where a piece says which chunks it has (spec/piece.h): the first, and how many.
+// Parts of a snapshot's keys after the round, in this order.
+constexpr char kHeldPart = 0;
+constexpr char kPiecePart = 1;
+constexpr size_t kRangeKeyBytes = 8 + 1 + 4 + 8 + 8;
+// Where an update's piece says which chunks it has (spec/piece.h): the first, and how many.
 constexpr size_t kFirstChunkAt = 8;
 constexpr size_t kChunkCountAt = 12;
 
@@ -48,6 +55,20 @@ uint64_t LittleEndian32(const std::string& bytes, size_t at) {
   return value;
 }
 
+std::string RangeKey(uint64_t round, char part, const SectionRange& range) {
+  std::string key = SnapshotKey(round);
+  key.push_back(part);
+  AppendBigEndian(range.section, 4, &key);
+  AppendBigEndian(range.begin, 8, &key);
+  AppendBigEndian(range.end, 8, &key);
+  return key;
+}
+
+SectionRange RangeOfKey(absl::string_view key) {
+  return {static_cast<uint32_t>(ReadBigEndian(key.substr(9, 4))), ReadBigEndian(key.substr(13, 8)),
+          ReadBigEndian(key.substr(21, 8))};
+}
+
 rocksdb::DBOptions DbOptions(const RocksStoreOptions& options) {
   rocksdb::DBOptions db;
   if (options.env != nullptr) db.env = options.env;
@@ -62,6 +83,13 @@ rocksdb::DBOptions DbOptions(const RocksStoreOptions& options) {
   db.max_bgerror_resume_count = 0;
   db.max_total_wal_size = 2 * options.write_buffer_bytes;
   db.max_open_files = kOpenFilesMax;
+  // A folder has few tables: threads to open them, 15 a family, take longer than that.
+  db.max_file_opening_threads = 1;
+  // Nobody reads these, and they have a thread of their own.
+  db.stats_dump_period_sec = 0;
+  db.stats_persist_period_sec = 0;
+  db.wal_bytes_per_sync = kWriteBackBytes;
+  db.bytes_per_sync = kWriteBackBytes;
   db.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
   db.keep_log_file_num = kLogFilesKept;
   db.max_log_file_size = kLogFileBytes;
@@ -158,21 +186,12 @@ std::string SnapshotKey(uint64_t round) {
   return key;
 }
 
-std::string PieceKey(uint64_t round, const SectionRange& range) {
-  std::string key = SnapshotKey(round);
-  AppendBigEndian(range.section, 4, &key);
-  AppendBigEndian(range.begin, 8, &key);
-  AppendBigEndian(range.end, 8, &key);
-  return key;
+std::string HeldKey(uint64_t round, const SectionRange& range) {
+  return RangeKey(round, kHeldPart, range);
 }
 
-bool ReadPieceKey(absl::string_view key, uint64_t* round, SectionRange* range) {
-  if (key.size() != 28) return false;
-  *round = ReadBigEndian(key.substr(0, 8));
-  range->section = static_cast<uint32_t>(ReadBigEndian(key.substr(8, 4)));
-  range->begin = ReadBigEndian(key.substr(12, 8));
-  range->end = ReadBigEndian(key.substr(20, 8));
-  return true;
+std::string PieceKey(uint64_t round, const SectionRange& range) {
+  return RangeKey(round, kPiecePart, range);
 }
 
 absl::StatusOr<std::unique_ptr<RocksFolder>> RocksFolder::Open(const RocksStoreOptions& options,
@@ -184,6 +203,9 @@ absl::StatusOr<std::unique_ptr<RocksFolder>> RocksFolder::Open(const RocksStoreO
       {"rounds", FamilyOptions(options, true)},
       {"settled", FamilyOptions(options, false)},
       {"snapshots", FamilyOptions(options, true)}};
+  // A snapshot that was dropped is large, and its tables, which name what is in the blob files, are
+  // small: every one is merged at once, and with the first of the next snapshot the files go.
+  families.back().options.level0_file_num_compaction_trigger = 1;
   if (mode == Mode::kReadOnly) {
     // What is only read gets no new family.
     std::vector<std::string> names;
@@ -214,9 +236,10 @@ RocksFolder::~RocksFolder() {
   }
 }
 
-absl::Status RocksFolder::Explain(const rocksdb::Status& status) const {
+absl::Status RocksFolder::Explain(const rocksdb::Status& status, absl::string_view of) const {
   if (status.ok()) return absl::OkStatus();
-  const std::string what = absl::StrCat("state folder ", dir_, ": ", status.ToString());
+  const std::string what =
+      absl::StrCat("state folder ", dir_, ": ", of, of.empty() ? "" : ": ", status.ToString());
   if (status.IsNoSpace()) {
     return absl::ResourceExhaustedError(absl::StrCat(what, "; make room on its disk"));
   }
@@ -227,7 +250,7 @@ absl::Status RocksFolder::Explain(const rocksdb::Status& status) const {
   }
   if (status.IsCorruption()) {
     return absl::DataLossError(absl::StrCat(
-        what, NamesAFile(status.ToString()) ? "" : LogFilesOf(dir_),
+        what, NamesAFile(what) || !of.empty() ? "" : LogFilesOf(dir_),
         ". The folder is damaged before its end. Put a copy of it in its place (coordinator "
         "--check_store says whether one is sound), or start on an empty one, and the trainers "
         "of all nodes anew"));
@@ -331,21 +354,36 @@ absl::StatusOr<StoredState> RocksFolder::ReadState() const {
   return state;
 }
 
-absl::Status RocksFolder::ReadSnapshots(std::vector<v1::StoredSnapshot>* read) const {
-  if (snapshots() == nullptr) return absl::OkStatus();
+absl::StatusOr<std::vector<uint64_t>> RocksFolder::SnapshotRounds() const {
+  std::vector<uint64_t> rounds;
+  if (snapshots() == nullptr) return rounds;
   const std::unique_ptr<rocksdb::Iterator> iterator(
       db_->NewIterator(rocksdb::ReadOptions(), snapshots()));
   iterator->SeekToFirst();
   while (iterator->Valid()) {
-    const uint64_t round = ReadBigEndian(iterator->key().ToString().substr(0, 8));
-    if (iterator->key().size() == SnapshotKey(0).size()) {
-      v1::StoredSnapshot snapshot;
-      ISTHMUS_RETURN_IF_ERROR(Read(snapshots(), iterator->key().ToString(), &snapshot));
-      read->push_back(std::move(snapshot));
-    }
-    iterator->Seek(SnapshotKey(round + 1));  // past its pieces
+    const rocksdb::Slice key = iterator->key();
+    rounds.push_back(ReadBigEndian({key.data(), std::min<size_t>(key.size(), 8)}));
+    iterator->Seek(SnapshotKey(rounds.back() + 1));  // past its pieces
   }
-  return Explain(iterator->status());
+  ISTHMUS_RETURN_IF_ERROR(Explain(iterator->status()));
+  return rounds;
+}
+
+absl::Status RocksFolder::ReadSnapshots(std::vector<v1::StoredSnapshot>* read) const {
+  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<uint64_t> rounds, SnapshotRounds());
+  for (uint64_t round : rounds) {
+    v1::StoredSnapshot snapshot;
+    const absl::Status status = Read(snapshots(), SnapshotKey(round), &snapshot);
+    if (absl::IsNotFound(status)) continue;  // it does not count
+    ISTHMUS_RETURN_IF_ERROR(status);
+    if (snapshot.facts().round() != round) {
+      return absl::DataLossError(absl::StrCat(
+          "state folder ", dir_, ": the snapshot of round ", round, " says that it is of round ",
+          snapshot.facts().round(), "; put a copy of the folder in its place"));
+    }
+    read->push_back(std::move(snapshot));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<SectionRange>> RocksFolder::Pieces(uint64_t round) const {
@@ -353,13 +391,11 @@ absl::StatusOr<std::vector<SectionRange>> RocksFolder::Pieces(uint64_t round) co
   if (snapshots() == nullptr) return ranges;
   const std::unique_ptr<rocksdb::Iterator> iterator(
       db_->NewIterator(rocksdb::ReadOptions(), snapshots()));
-  for (iterator->Seek(SnapshotKey(round)); iterator->Valid(); iterator->Next()) {
-    uint64_t of_round = 0;
-    SectionRange range;
-    const std::string key = iterator->key().ToString();
-    if (key == SnapshotKey(round)) continue;
-    if (!ReadPieceKey(key, &of_round, &range) || of_round != round) break;
-    ranges.push_back(range);
+  const std::string prefix = SnapshotKey(round) + kHeldPart;
+  for (iterator->Seek(prefix); iterator->Valid(); iterator->Next()) {
+    const rocksdb::Slice key = iterator->key();
+    if (!key.starts_with(prefix) || key.size() != kRangeKeyBytes) break;
+    ranges.push_back(RangeOfKey({key.data(), key.size()}));
   }
   ISTHMUS_RETURN_IF_ERROR(Explain(iterator->status()));
   return ranges;
@@ -372,18 +408,17 @@ absl::StatusOr<std::string> RocksFolder::ReadPiece(uint64_t round,
   const rocksdb::Status status =
       db_->Get(rocksdb::ReadOptions(), snapshots(), PieceKey(round, range), &data);
   if (status.IsNotFound()) return PieceNotKept(round, range);
-  ISTHMUS_RETURN_IF_ERROR(Explain(status));
-  return data;
+  const std::string piece = absl::StrCat("the state after round ", round, ", piece [", range.begin,
+                                         ", ", range.end, ") of section ", range.section);
+  ISTHMUS_RETURN_IF_ERROR(Explain(status, piece));
+  if (data.size() == PieceBytes(range)) return data;
+  return absl::DataLossError(absl::StrCat("state folder ", dir_, ": ", piece, " has ", data.size(),
+                                          " bytes, not ", PieceBytes(range),
+                                          "; put a copy of the folder in its place"));
 }
 
-void RocksFolder::DropSnapshotsBut(const std::vector<uint64_t>& rounds,
-                                   rocksdb::WriteBatch* writes) const {
-  uint64_t from = 0;
-  for (uint64_t round : rounds) {
-    writes->DeleteRange(snapshots(), SnapshotKey(from), SnapshotKey(round));
-    from = round + 1;
-  }
-  writes->DeleteRange(snapshots(), SnapshotKey(from), SnapshotKey(UINT64_MAX));
+void RocksFolder::DropSnapshot(uint64_t round, rocksdb::WriteBatch* writes) const {
+  writes->DeleteRange(snapshots(), SnapshotKey(round), SnapshotKey(round + 1));
 }
 
 }  // namespace isthmus

@@ -23,11 +23,11 @@ inline constexpr char kPlanKey[] = "plan";
 
 std::string RoundKey(uint64_t round, uint32_t part);
 std::string SettledKey(uint64_t round);
-// In family "snapshots", before all pieces of its round: what makes them count.
+// In family "snapshots", before all else of its round: what makes its pieces count.
 std::string SnapshotKey(uint64_t round);
+// Then which pieces there are, so that nobody reads them to know; then the pieces.
+std::string HeldKey(uint64_t round, const SectionRange& range);
 std::string PieceKey(uint64_t round, const SectionRange& range);
-// False: it is no key of a piece.
-bool ReadPieceKey(absl::string_view key, uint64_t* round, SectionRange* range);
 
 // An open database with its families. Thread-safe as RocksDB is.
 class RocksFolder {
@@ -58,11 +58,13 @@ class RocksFolder {
   // The first update is round 1 where nothing was ever committed.
   absl::StatusOr<v1::StoredSpan> ReadSpan() const;
 
-  // Adds the removal of all rounds of family "snapshots" but these, ascending.
-  void DropSnapshotsBut(const std::vector<uint64_t>& rounds, rocksdb::WriteBatch* writes) const;
+  // The rounds that family "snapshots" has anything of, ascending.
+  absl::StatusOr<std::vector<uint64_t>> SnapshotRounds() const;
+  // Adds the removal of all that family "snapshots" has of a round.
+  void DropSnapshot(uint64_t round, rocksdb::WriteBatch* writes) const;
 
-  // An error of the database as one of ours.
-  absl::Status Explain(const rocksdb::Status& status) const;
+  // An error of the database as one of ours; `of` says at what, where that is known.
+  absl::Status Explain(const rocksdb::Status& status, absl::string_view of = "") const;
 
  private:
   absl::Status ReadSnapshots(std::vector<v1::StoredSnapshot>* snapshots) const;

@@ -83,7 +83,7 @@ class RocksStore final : public Store {
   absl::Status OpenAgainIfFull();
   absl::Status WriteToFolder(rocksdb::WriteBatch* writes, bool sync);
   bool WroteBefore(const StoreBatch& batch) const;
-  void AppendSnapshot(const StoreBatch& batch, rocksdb::WriteBatch* writes) const;
+  absl::Status AppendSnapshot(const StoreBatch& batch, rocksdb::WriteBatch* writes) const;
   absl::Status AppendCommit(const StoreBatch& batch, rocksdb::WriteBatch* writes,
                             v1::StoredSpan* span) const;
   absl::Status DropOld(const StoreBatch& batch, rocksdb::WriteBatch* writes,
@@ -129,7 +129,7 @@ absl::Status RocksStore::Write(const StoreBatch& batch) {
                batch.node->SerializeAsString());
   }
   if (batch.update != nullptr) ISTHMUS_RETURN_IF_ERROR(AppendCommit(batch, &writes, &span));
-  AppendSnapshot(batch, &writes);
+  ISTHMUS_RETURN_IF_ERROR(AppendSnapshot(batch, &writes));
   ISTHMUS_RETURN_IF_ERROR(WriteToFolder(&writes, /*sync=*/true));
   Remember(batch, span);
   return absl::OkStatus();
@@ -165,30 +165,34 @@ absl::Status RocksStore::OpenAgainIfFull() {
   return absl::OkStatus();
 }
 
-void RocksStore::AppendSnapshot(const StoreBatch& batch, rocksdb::WriteBatch* writes) const {
-  if (!batch.plan.has_value() && !batch.snapshot.has_value()) return;
-  const StoredState state = State();
-  std::set<uint64_t> stay;
-  for (const v1::StoredSnapshot& snapshot : state.snapshots) stay.insert(snapshot.facts().round());
+absl::Status RocksStore::AppendSnapshot(const StoreBatch& batch,
+                                        rocksdb::WriteBatch* writes) const {
+  if (!batch.plan.has_value() && !batch.snapshot.has_value()) return absl::OkStatus();
   if (batch.plan.has_value()) {
     writes->Put(folder_->main(), kPlanKey, batch.plan->SerializeAsString());
   }
   if (batch.snapshot.has_value()) {
-    const uint64_t round = batch.snapshot->facts().round();
-    writes->Put(folder_->snapshots(), SnapshotKey(round), batch.snapshot->SerializeAsString());
-    stay.insert(round);
-    while (stay.size() > kSnapshotsKept) stay.erase(stay.begin());
+    writes->Put(folder_->snapshots(), SnapshotKey(batch.snapshot->facts().round()),
+                batch.snapshot->SerializeAsString());
   }
-  // Of a new plan nothing can be there that is of use.
-  if (!batch.plan.has_value() && state.plan.has_value()) stay.insert(state.plan->round());
-  folder_->DropSnapshotsBut({stay.begin(), stay.end()}, writes);
+  StoredState state = State();
+  ApplyBatch(batch, &state);
+  const std::set<uint64_t> stay = RoundsToKeep(batch, state);
+  ISTHMUS_ASSIGN_OR_RETURN(std::vector<uint64_t> rounds, folder_->SnapshotRounds());
+  if (batch.snapshot.has_value()) rounds.push_back(batch.snapshot->facts().round());
+  for (uint64_t round : rounds) {
+    if (stay.count(round) == 0) folder_->DropSnapshot(round, writes);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RocksStore::WritePiece(uint64_t round, const SectionRange& range,
                                     absl::string_view data) {
+  ISTHMUS_CHECK(data.size() == PieceBytes(range));
   std::lock_guard<std::mutex> write_lock(write_mutex_);
   ISTHMUS_RETURN_IF_ERROR(OpenAgainIfFull());
   rocksdb::WriteBatch writes;
+  writes.Put(folder_->snapshots(), HeldKey(round, range), "");
   writes.Put(folder_->snapshots(), PieceKey(round, range), {data.data(), data.size()});
   // The record that makes it count is synced, and with it all that the log had before.
   return WriteToFolder(&writes, /*sync=*/false);
@@ -285,28 +289,9 @@ absl::Status RocksStore::DropOld(const StoreBatch& batch, rocksdb::WriteBatch* w
 
 void RocksStore::Remember(const StoreBatch& batch, const v1::StoredSpan& span) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (batch.run.has_value()) state_.run = batch.run;
-  if (batch.node.has_value()) {
-    auto at = state_.nodes.begin();
-    while (at != state_.nodes.end() && at->node() < batch.node->node()) ++at;
-    if (at == state_.nodes.end() || at->node() != batch.node->node()) {
-      at = state_.nodes.insert(at, *batch.node);
-    }
-    *at = *batch.node;
-  }
-  if (batch.plan.has_value()) state_.plan = batch.plan;
-  if (batch.snapshot.has_value()) {
-    std::vector<v1::StoredSnapshot>& snapshots = state_.snapshots;
-    if (!snapshots.empty() && snapshots.back().facts().round() == batch.snapshot->facts().round()) {
-      snapshots.pop_back();  // written before
-    }
-    snapshots.push_back(*batch.snapshot);
-    if (snapshots.size() > kSnapshotsKept) snapshots.erase(snapshots.begin());
-  }
+  ApplyBatch(batch, &state_);
   if (batch.update == nullptr) return;
   span_ = span;
-  state_.open = batch.open;
-  state_.last_round = span.last_round();
   last_sha256_ = batch.update->record.sha256();
   recent_.push_back(batch.update);
   recent_bytes_ += batch.update->bytes() + kStoredRoundBytes;

@@ -6,12 +6,15 @@
 // crash leaves and is cut off; damage before the end is refused, and the file named.
 //
 //   run, kept, open, plan, node/NAME   family "default"; see storage.proto
-//   ROUND PART                   family "rounds": part 0 is the record, part i + 1 its piece i, as
-//                                64 and 32 bits big endian. Pieces lie in blob files, so they are
-//                                written to the log and to one file, and never again
-//   ROUND                        family "settled"
-//   ROUND SECTION BEGIN END      family "snapshots": a piece, written without a sync; and ROUND
-//                                alone, synced, when all of them are there
+//   ROUND PART      family "rounds": part 0 is the record, part i + 1 its piece i, as 64 and 32
+//                   bits big endian. Pieces lie in blob files, so they are written to the log and
+//                   to one file, and never again
+//   ROUND           family "settled"
+//   ROUND           family "snapshots": what makes the pieces of its state count; synced, and with
+//                   it all that was written before
+//   ROUND 0 RANGE   the same family: that there is this piece. RANGE is section, begin, end, as 32,
+//                   64 and 64 bits big endian
+//   ROUND 1 RANGE   the same family: the piece, in a blob file
 #pragma once
 
 #include <memory>
@@ -49,7 +52,8 @@ struct StoreReport {
 };
 
 // Reads all that the folder holds and verifies it: checksums of files, the chain of records, the
-// hash of every payload, sizes, settlements, and that the parts fit together. Changes nothing.
+// hash of every payload, sizes, settlements, the state of every snapshot, and that the parts fit
+// together. Reads a piece at a time. Changes nothing.
 // FAILED_PRECONDITION: it is no state folder, or a coordinator is using it.
 absl::StatusOr<StoreReport> CheckRocksStore(const RocksStoreOptions& options);
 

@@ -20,28 +20,18 @@ class MemoryStore final : public Store {
 
   absl::Status Write(const StoreBatch& batch) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (batch.run.has_value()) run_ = batch.run;
-    if (batch.node.has_value()) nodes_[batch.node->node()] = *batch.node;
-    if (batch.update != nullptr) CommitLocked(batch);
-    if (batch.plan.has_value()) {
-      plan_.reset();
-      DropPiecesLocked();
-      plan_ = batch.plan;
+    if (batch.update != nullptr) {
+      ISTHMUS_CHECK(batch.update->record.round() == state_.last_round + 1);
     }
-    if (batch.snapshot.has_value()) {
-      snapshots_[batch.snapshot->facts().round()] = *batch.snapshot;
-      while (snapshots_.size() > kSnapshotsKept) snapshots_.erase(snapshots_.begin());
-      DropPiecesLocked();
-    }
+    ApplyBatch(batch, &state_);
+    if (batch.update != nullptr) KeepUpdateLocked(batch);
+    if (batch.plan.has_value() || batch.snapshot.has_value()) DropPiecesLocked(batch);
     return absl::OkStatus();
   }
 
   StoredState State() const override {
     std::lock_guard<std::mutex> lock(mutex_);
-    StoredState state{run_, {}, open_, last_round_, plan_, {}};
-    for (const auto& [name, node] : nodes_) state.nodes.push_back(node);
-    for (const auto& [round, snapshot] : snapshots_) state.snapshots.push_back(snapshot);
-    return state;
+    return state_;
   }
 
   bool durable() const override { return false; }
@@ -49,11 +39,11 @@ class MemoryStore final : public Store {
   absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round,
                                                          uint64_t bytes_max) const override {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (last_round > last_round_) return NotKeptLocked(last_round);
+    if (last_round > state_.last_round) return NotKeptLocked(last_round);
     if (last_round + 1 < FirstLocked()) return NotKeptLocked(last_round + 1);
     std::vector<StoredUpdatePtr> read;
     uint64_t bytes = 0;
-    for (uint64_t round = last_round + 1; round <= last_round_; ++round) {
+    for (uint64_t round = last_round + 1; round <= state_.last_round; ++round) {
       if (!read.empty() && bytes >= bytes_max) break;
       read.push_back(updates_[round - FirstLocked()]);
       bytes += read.back()->bytes();
@@ -63,7 +53,7 @@ class MemoryStore final : public Store {
 
   uint64_t last_round() const override {
     std::lock_guard<std::mutex> lock(mutex_);
-    return last_round_;
+    return state_.last_round;
   }
 
   uint64_t first_round() const override {
@@ -73,7 +63,7 @@ class MemoryStore final : public Store {
 
   uint64_t BytesAfter(uint64_t last_round) const override {
     std::lock_guard<std::mutex> lock(mutex_);
-    return AverageBytesAfter(last_round, FirstLocked(), last_round_, bytes_);
+    return AverageBytesAfter(last_round, FirstLocked(), state_.last_round, bytes_);
   }
 
   const StoreLimits& limits() const override { return limits_; }
@@ -81,12 +71,14 @@ class MemoryStore final : public Store {
   absl::StatusOr<std::string> RecordSha256(uint64_t round) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     if (round == 0) return std::string();
-    if (round > last_round_ || round + settled_.size() <= last_round_) return NotKeptLocked(round);
-    return settled_[round + settled_.size() - last_round_ - 1];
+    if (round > state_.last_round || round + settled_.size() <= state_.last_round)
+      return NotKeptLocked(round);
+    return settled_[round + settled_.size() - state_.last_round - 1];
   }
 
   absl::Status WritePiece(uint64_t round, const SectionRange& range,
                           absl::string_view data) override {
+    ISTHMUS_CHECK(data.size() == PieceBytes(range));
     std::lock_guard<std::mutex> lock(mutex_);
     pieces_[round][range] = std::string(data);
     return absl::OkStatus();
@@ -112,18 +104,16 @@ class MemoryStore final : public Store {
   }
 
  private:
-  uint64_t FirstLocked() const { return last_round_ + 1 - updates_.size(); }
+  uint64_t FirstLocked() const { return state_.last_round + 1 - updates_.size(); }
 
-  void CommitLocked(const StoreBatch& batch) {
-    ISTHMUS_CHECK(batch.update->record.round() == last_round_ + 1);
-    last_round_ = batch.update->record.round();
-    open_ = batch.open;
+  // Its round is state_.last_round already.
+  void KeepUpdateLocked(const StoreBatch& batch) {
     bytes_ += Cost(*batch.update);
     updates_.push_back(batch.update);
     settled_.push_back(batch.update->record.sha256());
     const uint64_t first = FirstLocked();
     const uint64_t keep =
-        FirstRoundToKeep(limits_, batch.keep_after, first, last_round_, bytes_,
+        FirstRoundToKeep(limits_, batch.keep_after, first, state_.last_round, bytes_,
                          [&](uint64_t round) { return Cost(*updates_[round - first]); });
     for (uint64_t round = first; round < keep; ++round) {
       bytes_ -= Cost(*updates_.front());
@@ -134,30 +124,23 @@ class MemoryStore final : public Store {
     }
   }
 
-  // Those of rounds that neither count nor are to come.
-  void DropPiecesLocked() {
+  void DropPiecesLocked(const StoreBatch& batch) {
+    const std::set<uint64_t> stay = RoundsToKeep(batch, state_);
     for (auto held = pieces_.begin(); held != pieces_.end();) {
-      const bool planned = plan_.has_value() && plan_->round() == held->first;
-      const bool stays = planned || snapshots_.count(held->first) != 0;
-      held = stays ? std::next(held) : pieces_.erase(held);
+      held = stay.count(held->first) != 0 ? std::next(held) : pieces_.erase(held);
     }
   }
 
   absl::Status NotKeptLocked(uint64_t round) const {
-    return UpdateNotKept(round, FirstLocked(), last_round_, limits_);
+    return UpdateNotKept(round, FirstLocked(), state_.last_round, limits_);
   }
 
   const StoreLimits limits_;
   mutable std::mutex mutex_;
-  absl::optional<v1::StoredRun> run_;
-  std::map<std::string, v1::StoredNode> nodes_;
-  absl::optional<v1::StoredOpening> open_;
-  std::deque<StoredUpdatePtr> updates_;  // the newest ones without gaps, up to last_round_
+  StoredState state_;
+  std::deque<StoredUpdatePtr> updates_;  // the newest ones without gaps, up to the last round
   std::deque<std::string> settled_;      // hashes of records, the same way
   uint64_t bytes_ = 0;
-  uint64_t last_round_ = 0;
-  absl::optional<v1::StoredSnapshotPlan> plan_;
-  std::map<uint64_t, v1::StoredSnapshot> snapshots_;
   std::map<uint64_t, std::map<SectionRange, std::string>> pieces_;  // by round
 };
 
@@ -173,6 +156,45 @@ uint64_t AverageBytesAfter(uint64_t after, uint64_t first_round, uint64_t last_r
   const double average =
       static_cast<double>(bytes) / static_cast<double>(last_round + 1 - first_round);
   return static_cast<uint64_t>(average * static_cast<double>(last_round - after));
+}
+
+void ApplyBatch(const StoreBatch& batch, StoredState* state) {
+  if (batch.run.has_value()) state->run = batch.run;
+  if (batch.node.has_value()) {
+    auto at = state->nodes.begin();
+    while (at != state->nodes.end() && at->node() < batch.node->node()) ++at;
+    if (at == state->nodes.end() || at->node() != batch.node->node()) {
+      at = state->nodes.insert(at, *batch.node);
+    }
+    *at = *batch.node;
+  }
+  if (batch.update != nullptr) {
+    state->open = batch.open;
+    state->last_round = batch.update->record.round();
+  }
+  if (batch.plan.has_value()) state->plan = batch.plan;
+  if (!batch.snapshot.has_value()) return;
+  const uint64_t round = batch.snapshot->facts().round();
+  std::vector<v1::StoredSnapshot>& snapshots = state->snapshots;
+  auto at = snapshots.begin();
+  while (at != snapshots.end() && at->facts().round() < round) ++at;
+  if (at == snapshots.end() || at->facts().round() != round) {
+    at = snapshots.insert(at, *batch.snapshot);
+  }
+  *at = *batch.snapshot;
+  if (snapshots.size() > kSnapshotsKept) {
+    snapshots.erase(snapshots.begin(), snapshots.end() - kSnapshotsKept);
+  }
+}
+
+std::set<uint64_t> RoundsToKeep(const StoreBatch& batch, const StoredState& state) {
+  std::set<uint64_t> rounds;
+  for (const v1::StoredSnapshot& snapshot : state.snapshots) {
+    rounds.insert(snapshot.facts().round());
+  }
+  // Of a new plan nothing can be there that is of use.
+  if (state.plan.has_value() && !batch.plan.has_value()) rounds.insert(state.plan->round());
+  return rounds;
 }
 
 absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,9 +107,9 @@ class Store {
   // SHA-256 of a round's record; empty for round 0. OUT_OF_RANGE: no longer known.
   virtual absl::StatusOr<std::string> RecordSha256(uint64_t round) const = 0;
 
-  // Keeps a piece of the state after `round`: float32, little endian, range.end - range.begin of
-  // them. It lasts when the snapshot does; a crash before that may lose it. Never over another
-  // piece; the same again is well. Errors as those of Write.
+  // Keeps a piece of the state after `round`: PieceBytes(range) bytes. It lasts when the snapshot
+  // does; a crash before that may lose it, but never a part of it. The same again is well; what
+  // overlaps another piece is the caller's to refuse. Errors as those of Write.
   virtual absl::Status WritePiece(uint64_t round, const SectionRange& range,
                                   absl::string_view data) = 0;
   // The pieces of that round that are there, as they were cut, ascending.
@@ -117,6 +118,11 @@ class Store {
   virtual absl::StatusOr<std::string> ReadPiece(uint64_t round,
                                                 const SectionRange& range) const = 0;
 };
+
+// Size of a piece: a float32, little endian, for each of its elements.
+inline uint64_t PieceBytes(const SectionRange& range) {
+  return (range.end - range.begin) * sizeof(float);
+}
 
 // Keeps everything in memory, as long as it lives.
 std::unique_ptr<Store> MakeMemoryStore(const StoreLimits& limits = {kStoredRoundsDefault,
@@ -149,6 +155,14 @@ uint64_t FirstRoundToKeep(const StoreLimits& limits, const absl::optional<uint64
 // What Store::BytesAfter says of rounds [first_round, last_round] with `bytes` in all.
 uint64_t AverageBytesAfter(uint64_t after, uint64_t first_round, uint64_t last_round,
                            uint64_t bytes);
+
+// What is in `state` once the batch is: run, node, plan, snapshots and, of a commit, the open
+// round. Everything but what hangs on the updates themselves.
+void ApplyBatch(const StoreBatch& batch, StoredState* state);
+
+// The rounds whose pieces stay with the batch, once it is in `state`: those of the snapshots that
+// count, and that of a plan which was there before.
+std::set<uint64_t> RoundsToKeep(const StoreBatch& batch, const StoredState& state);
 
 // The answer to a question about rounds that are not kept.
 absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_round,

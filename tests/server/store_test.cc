@@ -157,6 +157,95 @@ TEST_P(StoreTest, HoldsRunNodesAndTheOpenRound) {
   EXPECT_EQ(state.nodes.size(), 2u);
 }
 
+TEST_P(StoreTest, KeepsPiecesAsTheyWereCut) {
+  const auto store = Make();
+  ASSERT_TRUE(store->Write(TestPlan(7)).ok());
+  EXPECT_EQ(store->State().plan->round(), 7u);
+  EXPECT_EQ(store->State().plan->node(), "a");
+  EXPECT_THAT(store->State().plan->members(), ElementsAre("a", "b"));
+  EXPECT_TRUE(store->Pieces(7).empty());
+  constexpr uint64_t kFar = uint64_t{1} << 40;  // a section may have more than 2^32 elements
+  const std::vector<SectionRange> ranges = {{0, 0, 1}, {0, 1, 5000},  {0, kFar, kFar + 3},
+                                            {1, 0, 2}, {2, 255, 256}, {2, 256, 300}};
+  std::vector<SectionRange> shuffled = {ranges[4], ranges[2], ranges[0],
+                                        ranges[5], ranges[3], ranges[1]};
+  WriteTestPieces(store.get(), 7, shuffled);
+  ExpectPieces(*store, 7, ranges);
+  // The same again is well.
+  WriteTestPieces(store.get(), 7, {ranges[1], ranges[0]});
+  ExpectPieces(*store, 7, ranges);
+
+  const absl::Status other_cut = store->ReadPiece(7, {0, 1, 4999}).status();
+  EXPECT_TRUE(absl::IsNotFound(other_cut)) << other_cut;
+  EXPECT_THAT(std::string(other_cut.message()),
+              HasSubstr("the state after round 7 has no piece [1, 4999) of section 0"));
+  EXPECT_TRUE(absl::IsNotFound(store->ReadPiece(8, ranges[0]).status()));
+  EXPECT_TRUE(store->Pieces(6).empty());
+  EXPECT_TRUE(store->Pieces(8).empty());
+
+  // What overlaps is the caller's to refuse: here it is one more piece.
+  WriteTestPieces(store.get(), 7, {{1, 1, 3}});
+  ExpectPieces(*store, 7,
+               {ranges[0], ranges[1], ranges[2], ranges[3], {1, 1, 3}, ranges[4], ranges[5]});
+}
+
+TEST_P(StoreTest, ASnapshotCountsWhenItsRecordIsThere) {
+  const auto store = Make();
+  const std::vector<SectionRange> ranges = TestRanges(3, 2000);
+  StoreBatch batch = TestCommit(1, 40);
+  batch.plan = TestPlan(1).plan;  // with the commit that opens its round
+  ASSERT_TRUE(store->Write(batch).ok());
+  WriteTestPieces(store.get(), 1, ranges);
+  EXPECT_THAT(SnapshotsOf(*store), ElementsAre());
+  ASSERT_TRUE(store->Write(TestSnapshot(1, 24000)).ok());
+  EXPECT_THAT(SnapshotsOf(*store), ElementsAre(1));
+  EXPECT_EQ(store->State().snapshots[0].payload_bytes(), 24000u);
+  EXPECT_EQ(store->State().last_round, 1u);
+  // Written again it is one.
+  ASSERT_TRUE(store->Write(TestSnapshot(1, 24000)).ok());
+  EXPECT_THAT(SnapshotsOf(*store), ElementsAre(1));
+  ExpectPieces(*store, 1, ranges);
+}
+
+TEST_P(StoreTest, KeepsTheNewestSnapshotsAndWhatIsPlanned) {
+  const auto store = Make();
+  const std::vector<SectionRange> ranges = TestRanges(4, 1500);
+  static_assert(kSnapshotsKept == 2, "this test counts");
+  WriteTestSnapshot(store.get(), 0, ranges);  // the start state
+  WriteTestSnapshot(store.get(), 10, ranges);
+  ASSERT_TRUE(store->Write(TestPlan(20)).ok());
+  WriteTestPieces(store.get(), 20, ranges);
+  ExpectPieces(*store, 0, ranges);
+  ExpectPieces(*store, 10, ranges);
+  ExpectPieces(*store, 20, ranges);
+  ASSERT_TRUE(store->Write(TestSnapshot(20, 24000)).ok());
+  EXPECT_THAT(SnapshotsOf(*store), ElementsAre(10, 20));
+  ExpectPieces(*store, 0, {});
+  EXPECT_TRUE(absl::IsNotFound(store->ReadPiece(0, ranges[0]).status()));
+
+  // A commit keeps what is under way; another plan, of the same round too, gives up all pieces that
+  // do not count.
+  ASSERT_TRUE(store->Write(TestPlan(30)).ok());
+  WriteTestPieces(store.get(), 30, {ranges[0]});
+  CommitTestRounds(store.get(), 1, 40);
+  ExpectPieces(*store, 30, {ranges[0]});
+  ASSERT_TRUE(store->Write(TestPlan(30)).ok());
+  ExpectPieces(*store, 30, {});
+  WriteTestPieces(store.get(), 30, {ranges[1]});
+  ASSERT_TRUE(store->Write(TestPlan(40)).ok());
+  ExpectPieces(*store, 30, {});
+  EXPECT_EQ(store->State().plan->round(), 40u);
+  EXPECT_THAT(SnapshotsOf(*store), ElementsAre(10, 20));
+  ExpectPieces(*store, 10, ranges);
+  ExpectPieces(*store, 20, ranges);
+
+  // One that is older than those that are kept does not stay.
+  WriteTestPieces(store.get(), 5, ranges);
+  ASSERT_TRUE(store->Write(TestSnapshot(5, 24000)).ok());
+  EXPECT_THAT(SnapshotsOf(*store), ElementsAre(10, 20));
+  ExpectPieces(*store, 5, {});
+}
+
 INSTANTIATE_TEST_SUITE_P(All, StoreTest, ::testing::Values("memory", "rocks"),
                          [](const auto& info) { return info.param; });
 

@@ -1,9 +1,10 @@
-// Updates for tests of stores: made of their round alone, so that what was read is compared with
-// what must have been written. Their hashes chain as real ones do.
+// Updates and snapshots for tests of stores: made of their round alone, so that what was read is
+// compared with what must have been written. Hashes of updates chain as real ones do.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -23,7 +24,8 @@ inline std::string TestSha256(uint64_t round) {
   return round == 0 ? "" : Sha256Of("record " + std::to_string(round));
 }
 
-// Of `bytes` in pieces of at most 4,000; no piece is so short that it has no chunk range.
+// Of `bytes` in pieces of at most 5,000, so that whole ones lie in blob files; no piece is so short
+// that it has no chunk range.
 inline std::shared_ptr<StoredUpdate> TestUpdate(uint64_t round, uint64_t bytes) {
   auto update = std::make_shared<StoredUpdate>();
   v1::UpdateRecord& record = update->record;
@@ -38,7 +40,7 @@ inline std::shared_ptr<StoredUpdate> TestUpdate(uint64_t round, uint64_t bytes) 
   included->set_digest(Sha256Of("contribution " + std::to_string(round)));
   std::mt19937 random(static_cast<uint32_t>(round));
   for (uint64_t made = 0; made < bytes;) {
-    std::string data(std::min<uint64_t>(bytes - made, 4000), '\0');
+    std::string data(std::min<uint64_t>(bytes - made, 5000), '\0');
     for (char& byte : data) byte = static_cast<char>(random());
     made += data.size();
     const size_t chunk = update->pieces.size();
@@ -92,6 +94,82 @@ inline void ExpectSameUpdate(const StoredUpdate& a, const StoredUpdate& b) {
   for (size_t i = 0; i < a.pieces.size(); ++i) {
     EXPECT_EQ(a.pieces[i]->SerializeAsString(), b.pieces[i]->SerializeAsString());
   }
+}
+
+// A piece of the state after that round; however it is cut, an element is the same.
+inline std::string TestPiece(uint64_t round, const SectionRange& range) {
+  std::string data(PieceBytes(range), '\0');
+  for (uint64_t i = range.begin; i < range.end; ++i) {
+    const uint64_t mixed = (round * 1000003 + range.section * 8191 + i) * 0x9e3779b97f4a7c15u;
+    std::memcpy(&data[(i - range.begin) * sizeof(float)], &mixed, sizeof(float));
+  }
+  return data;
+}
+
+// So many pieces of section 0 in order, all of that length.
+inline std::vector<SectionRange> TestRanges(uint64_t pieces, uint64_t elements) {
+  std::vector<SectionRange> ranges;
+  for (uint64_t i = 0; i < pieces; ++i) {
+    ranges.push_back({0, i * elements, (i + 1) * elements});
+  }
+  return ranges;
+}
+
+inline StoreBatch TestPlan(uint64_t round) {
+  StoreBatch batch;
+  batch.plan.emplace();
+  batch.plan->set_round(round);
+  batch.plan->set_node("a");
+  batch.plan->add_members("a");
+  batch.plan->add_members("b");
+  return batch;
+}
+
+inline StoreBatch TestSnapshot(uint64_t round, uint64_t payload_bytes) {
+  StoreBatch batch;
+  batch.snapshot.emplace();
+  batch.snapshot->mutable_facts()->set_run("test");
+  batch.snapshot->mutable_facts()->set_round(round);
+  batch.snapshot->set_node("a");
+  batch.snapshot->set_payload_bytes(payload_bytes);
+  return batch;
+}
+
+inline void WriteTestPieces(Store* store, uint64_t round, const std::vector<SectionRange>& ranges) {
+  for (const SectionRange& range : ranges) {
+    const absl::Status status = store->WritePiece(round, range, TestPiece(round, range));
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+// All of a snapshot, from its plan to the record that makes it count.
+inline void WriteTestSnapshot(Store* store, uint64_t round,
+                              const std::vector<SectionRange>& ranges) {
+  ASSERT_TRUE(store->Write(TestPlan(round)).ok());
+  WriteTestPieces(store, round, ranges);
+  uint64_t bytes = 0;
+  for (const SectionRange& range : ranges) bytes += PieceBytes(range);
+  ASSERT_TRUE(store->Write(TestSnapshot(round, bytes)).ok());
+}
+
+// These pieces are there, as they were written, and no others.
+inline void ExpectPieces(const Store& store, uint64_t round,
+                         const std::vector<SectionRange>& ranges) {
+  EXPECT_EQ(store.Pieces(round), ranges);
+  for (const SectionRange& range : ranges) {
+    const auto read = store.ReadPiece(round, range);
+    ASSERT_TRUE(read.ok()) << read.status();
+    ASSERT_EQ(*read, TestPiece(round, range)) << "round " << round << " from " << range.begin;
+  }
+}
+
+// Rounds of the snapshots that count.
+inline std::vector<uint64_t> SnapshotsOf(const Store& store) {
+  std::vector<uint64_t> rounds;
+  for (const v1::StoredSnapshot& snapshot : store.State().snapshots) {
+    rounds.push_back(snapshot.facts().round());
+  }
+  return rounds;
 }
 
 }  // namespace isthmus
