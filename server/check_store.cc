@@ -16,6 +16,8 @@
 #include "server/rocks_folder.h"
 #include "spec/grid.h"
 #include "spec/piece.h"
+#include "spec/section_ranges.h"
+#include "spec/state_hash.h"
 #include "spec/update_record.h"
 
 namespace isthmus {
@@ -37,7 +39,8 @@ class Checker {
     ISTHMUS_RETURN_IF_ERROR(CheckNodes());
     ISTHMUS_RETURN_IF_ERROR(CheckSettlements());
     ISTHMUS_RETURN_IF_ERROR(CheckUpdates());
-    return CheckOpening();
+    ISTHMUS_RETURN_IF_ERROR(CheckOpening());
+    return CheckSnapshots();
   }
 
  private:
@@ -157,6 +160,111 @@ class Checker {
     }
     lines_->push_back(absl::StrCat("round ", last + 1, " is open, members ",
                                    absl::StrJoin(state_.open->members(), ", ")));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSnapshots() {
+    std::set<uint64_t> count;
+    for (const v1::StoredSnapshot& snapshot : state_.snapshots) {
+      const uint64_t round = snapshot.facts().round();
+      count.insert(round);
+      absl::Status sound = CheckFacts(snapshot);
+      if (sound.ok()) sound = CheckState(snapshot);
+      if (!sound.ok()) {
+        return Broken(absl::StrCat("snapshot of round ", round, ": ", sound.message()));
+      }
+      lines_->push_back(absl::StrCat("snapshot of round ", round, " by node '", snapshot.node(),
+                                     "', ", snapshot.payload_bytes(),
+                                     " bytes: every piece and the state's hash hold"));
+    }
+    if (state_.plan.has_value() && names_.count(state_.plan->node()) == 0) {
+      return Broken(absl::StrCat("the next snapshot is asked of '", state_.plan->node(),
+                                 "', which is not one of the spec's nodes"));
+    }
+    ISTHMUS_ASSIGN_OR_RETURN(const std::vector<uint64_t> held, folder_->SnapshotRounds());
+    std::set<uint64_t> unfinished(held.begin(), held.end());
+    if (state_.plan.has_value()) unfinished.insert(state_.plan->round());
+    for (uint64_t round : unfinished) {
+      if (count.count(round) == 0) ISTHMUS_RETURN_IF_ERROR(CheckUnfinished(round));
+    }
+    return absl::OkStatus();
+  }
+
+  // What a snapshot says of itself, against the run and its rounds.
+  absl::Status CheckFacts(const v1::StoredSnapshot& snapshot) const {
+    const v1::SnapshotFacts& facts = snapshot.facts();
+    if (grid_ == nullptr) return Broken("there is no model that it could be of");
+    if (names_.count(snapshot.node()) == 0) {
+      return Broken(absl::StrCat("'", snapshot.node(), "' is not one of the spec's nodes"));
+    }
+    const v1::StoredRun& run = *state_.run;
+    if (facts.run() != run.spec().run() || facts.fingerprint() != run.fingerprint()) {
+      return Broken(absl::StrCat("it is of run '", facts.run(), "' and model ",
+                                 HexPrefix(facts.fingerprint())));
+    }
+    if ((facts.sections() != 1 && facts.sections() != 3) || facts.elements() != grid_->elements()) {
+      return Broken(absl::StrCat("it has ", facts.sections(), " sections of ", facts.elements(),
+                                 " elements; the model has ", grid_->elements(),
+                                 ", and a state 1 or 3 sections"));
+    }
+    const uint64_t round = facts.round();
+    if (round > span_.last_round()) return Broken("its round is not committed");
+    if (round == 0 && facts.state_sha256() != run.start_state_sha256()) {
+      return Broken(absl::StrCat("it is state ", HexPrefix(facts.state_sha256()),
+                                 ", which is not the start state"));
+    }
+    if (round != 0 && round < span_.first_settled()) return absl::OkStatus();
+    v1::StoredSettlement settlement;  // of round 0: no record
+    if (round != 0) {
+      ISTHMUS_ASSIGN_OR_RETURN(settlement, Settlement(round));
+    }
+    if (facts.update_sha256() == settlement.sha256()) return absl::OkStatus();
+    return Broken(absl::StrCat("it is of record ", HexPrefix(facts.update_sha256()),
+                               ", the round's is ", HexPrefix(settlement.sha256())));
+  }
+
+  // The pieces of a snapshot whose facts hold.
+  absl::Status CheckState(const v1::StoredSnapshot& snapshot) const {
+    const v1::SnapshotFacts& facts = snapshot.facts();
+    ISTHMUS_ASSIGN_OR_RETURN(const auto pieces, folder_->Pieces(facts.round()));
+    const std::vector<SectionRange> missing =
+        Missing(AllRanges(facts.sections(), facts.elements()), pieces, 1);
+    if (!missing.empty()) {
+      return Broken(absl::StrCat("elements [", missing[0].begin, ", ", missing[0].end,
+                                 ") of section ", missing[0].section, " are not there"));
+    }
+    StateHasher hasher(*grid_, facts);
+    uint64_t bytes = 0;
+    for (const SectionRange& range : pieces) {
+      ISTHMUS_ASSIGN_OR_RETURN(const std::string data, folder_->ReadPiece(facts.round(), range));
+      bytes += data.size();
+      // No more than the state has: so that nothing is there twice, or outside of it.
+      ISTHMUS_RETURN_IF_ERROR(hasher.Add(data));
+    }
+    if (bytes != snapshot.payload_bytes()) {
+      return Broken(absl::StrCat("its pieces have ", bytes, " bytes, its record says ",
+                                 snapshot.payload_bytes()));
+    }
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string sha256, hasher.Finish());
+    if (sha256 == facts.state_sha256()) return absl::OkStatus();
+    return Broken(absl::StrCat("its state has SHA-256 ", HexPrefix(sha256), ", its record says ",
+                               HexPrefix(facts.state_sha256())));
+  }
+
+  // Pieces that do not count: no damage, whatever is missing.
+  absl::Status CheckUnfinished(uint64_t round) const {
+    ISTHMUS_ASSIGN_OR_RETURN(const auto pieces, folder_->Pieces(round));
+    uint64_t bytes = 0;
+    for (const SectionRange& range : pieces) {
+      ISTHMUS_ASSIGN_OR_RETURN(const std::string data, folder_->ReadPiece(round, range));
+      bytes += data.size();
+    }
+    const bool planned = state_.plan.has_value() && state_.plan->round() == round;
+    lines_->push_back(absl::StrCat(
+        "snapshot of round ", round, " is not finished: ", pieces.size(), " pieces, ", bytes,
+        " bytes, all of which hold; ",
+        planned ? absl::StrCat("node '", state_.plan->node(), "' is asked for the others")
+                : "nobody is asked for the others, and these go with the next plan"));
     return absl::OkStatus();
   }
 
