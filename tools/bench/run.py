@@ -74,6 +74,13 @@ BENCHMARKS = {
         timeout_min=30,
         about="200 joins at random moments, and a node that was out for 10,000 rounds",
     ),
+    "snapshot_store": Benchmark(
+        script="snapshot_store.py",
+        targets=["//bench:snapshots"],
+        environment=None,
+        timeout_min=15,
+        about="a snapshot of 2.2 GiB in the store on disk: time, memory, room, commits beside it",
+    ),
     "recovery": Benchmark(
         script="recovery.py",
         targets=["//bench:rounds", "//:coordinator", "//:agent", "//:trainer"],
