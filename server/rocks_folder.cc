@@ -389,9 +389,13 @@ absl::Status RocksFolder::ReadSnapshots(std::vector<v1::StoredSnapshot>* read) c
 absl::StatusOr<std::vector<SectionRange>> RocksFolder::Pieces(uint64_t round) const {
   std::vector<SectionRange> ranges;
   if (snapshots() == nullptr) return ranges;
-  const std::unique_ptr<rocksdb::Iterator> iterator(
-      db_->NewIterator(rocksdb::ReadOptions(), snapshots()));
   const std::string prefix = SnapshotKey(round) + kHeldPart;
+  // One step further, the first piece itself would be read.
+  const std::string end_key = SnapshotKey(round) + kPiecePart;
+  const rocksdb::Slice end(end_key);
+  rocksdb::ReadOptions options;
+  options.iterate_upper_bound = &end;
+  const std::unique_ptr<rocksdb::Iterator> iterator(db_->NewIterator(options, snapshots()));
   for (iterator->Seek(prefix); iterator->Valid(); iterator->Next()) {
     const rocksdb::Slice key = iterator->key();
     if (!key.starts_with(prefix) || key.size() != kRangeKeyBytes) break;

@@ -404,6 +404,7 @@ TEST_F(RocksSnapshotTest, AFlippedBitOfAPieceIsFoundAndNamed) {
       EXPECT_TRUE(absl::IsDataLoss(store.status())) << store.status();
       continue;
     }
+    EXPECT_EQ((*store)->Pieces(1), ranges);  // which are known without being read
     for (const SectionRange& range : ranges) {
       const auto read = (*store)->ReadPiece(1, range);
       if (read.ok()) {

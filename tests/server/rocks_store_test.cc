@@ -115,7 +115,7 @@ TEST_F(RocksStoreTest, PowerLostAtEveryOperation) {
   options_.write_buffer_bytes = 64 << 10;  // so that tables are written and merged on the way
   options_.limits.rounds_max = 4;
   bool went_through = false;
-  for (int operation = 1; !went_through; operation += NextFault(&random, 20)) {
+  for (int operation = 1; !went_through; operation += NextFault(&random, 50)) {
     SCOPED_TRACE(absl::StrCat("operation ", operation));
     fs::remove_all(options_.dir);
     const auto system = std::make_shared<FaultFileSystem>();
