@@ -115,6 +115,13 @@ rocksdb::ColumnFamilyOptions FamilyOptions(const RocksStoreOptions& options, boo
   return family;
 }
 
+// Where the families go to files together and one finds no room, the others only quote its error.
+bool IsFull(const rocksdb::Status& status) {
+  return status.IsNoSpace() ||
+         (status.IsIncomplete() &&
+          absl::StrContains(status.ToString(), rocksdb::Status::NoSpace().ToString()));
+}
+
 bool NamesAFile(const std::string& text) {
   for (const char* part : {".log", ".sst", ".blob", "MANIFEST", "CURRENT"}) {
     if (absl::StrContains(text, part)) return true;
@@ -240,7 +247,7 @@ absl::Status RocksFolder::Explain(const rocksdb::Status& status, absl::string_vi
   if (status.ok()) return absl::OkStatus();
   const std::string what =
       absl::StrCat("state folder ", dir_, ": ", of, of.empty() ? "" : ": ", status.ToString());
-  if (status.IsNoSpace()) {
+  if (IsFull(status)) {
     return absl::ResourceExhaustedError(absl::StrCat(what, "; make room on its disk"));
   }
   if (status.IsNotFound()) return absl::NotFoundError(what);
