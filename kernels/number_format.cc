@@ -185,6 +185,7 @@ size_t NumberBytes(const NumberSettings& settings, size_t count) {
 
 absl::Status ReadNumbers(const NumberSettings& settings, absl::string_view* bytes,
                          absl::Span<float> values) {
+  if (values.empty()) return absl::OkStatus();
   const size_t needed = NumberBytes(settings, values.size());
   const size_t coded = CodedCount(settings, values.size());
   if (bytes->size() < needed) {
@@ -211,6 +212,7 @@ absl::Status ReadNumbers(const NumberSettings& settings, absl::string_view* byte
 void AppendNumbers(const NumberSettings& settings, absl::Span<const float> values,
                    absl::Span<const float> draws, std::vector<char>* out) {
   ISTHMUS_CHECK(draws.empty() || draws.size() == CodedCount(settings, values.size()));
+  if (values.empty()) return;
   const size_t before = out->size();
   out->resize(before + NumberBytes(settings, values.size()));
   if (settings.hadamard == 0) return EncodeNumbers(settings, values, draws, out->data() + before);

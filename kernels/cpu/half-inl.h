@@ -43,16 +43,19 @@ HWY_INLINE uint16_t ToF16(float v) {
   return static_cast<uint16_t>(sign | (size < 0x38800000u ? small : normal));
 }
 
-// Exact; infinities and NaNs become infinite.
+// Exact; infinities and NaNs become infinite. By masks, since the compiler makes branches of
+// choices here, and then no vectors.
 HWY_INLINE float FromF16(uint16_t half) {
-  const uint32_t size = half & 0x7fffu;
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const float small = static_cast<float>(static_cast<int32_t>(size)) * 0x1p-24f;
-  uint32_t bits;
-  std::memcpy(&bits, &small, sizeof(bits));
-  if (size >= 0x0400u) bits = (size << 13) + 0x38000000u;
-  if (size >= 0x7c00u) bits = 0x7f800000u;
-  bits |= sign;
+  const int32_t size = half & 0x7fff;
+  const float small = static_cast<float>(size) * 0x1p-24f;
+  uint32_t small_bits;
+  std::memcpy(&small_bits, &small, sizeof(small_bits));
+  const uint32_t normal_bits = (static_cast<uint32_t>(size) << 13) + 0x38000000u;
+  const uint32_t is_small = 0u - static_cast<uint32_t>(size < 0x0400);
+  const uint32_t is_infinite = 0u - static_cast<uint32_t>(size >= 0x7c00);
+  uint32_t bits = (small_bits & is_small) | (normal_bits & ~is_small);
+  bits = (bits & ~is_infinite) | (0x7f800000u & is_infinite);
+  bits |= static_cast<uint32_t>(half & 0x8000u) << 16;
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;

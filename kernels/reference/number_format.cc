@@ -101,6 +101,7 @@ bool GetGroup(const NumberSettings& settings, const NumberGroup& group, absl::Sp
 
 void EncodeNumbers(const NumberSettings& settings, absl::Span<const float> values,
                    absl::Span<const float> draws, char* to) {
+  if (values.empty()) return;
   std::memset(to, 0, NumberBytes(settings, values.size()));
   std::vector<float> taken(values.begin(), values.end());
   for (float& v : taken) v = std::min(std::max(v, -kNumberMax), kNumberMax);

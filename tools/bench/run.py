@@ -53,6 +53,13 @@ BENCHMARKS = {
         timeout_min=45,
         about="processes killed at random: the run ends as the undisturbed one, bit for bit",
     ),
+    "outer": Benchmark(
+        script="outer.py",
+        targets=["//bench:outer"],
+        environment=None,
+        timeout_min=15,
+        about="outer steps beside a copy of the same bytes; decoding and folding",
+    ),
     "parity": Benchmark(
         script="parity.py",
         targets=["//:coordinator", "//:agent", "//:trainer"],
