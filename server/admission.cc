@@ -132,6 +132,7 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest&
 }
 
 absl::StatusOr<Coordinator::Admission> Coordinator::PlanLocked(const v1::JoinRunRequest& request) {
+  ISTHMUS_RETURN_IF_ERROR(CheckNotEvictedLocked(request.node()));
   ISTHMUS_RETURN_IF_ERROR(CheckSecretLocked(request));
   ISTHMUS_RETURN_IF_ERROR(
       CheckHistoryLocked(request.node(), request.last_round(), request.last_update_sha256()));
@@ -146,8 +147,8 @@ absl::StatusOr<Coordinator::Admission> Coordinator::PlanLocked(const v1::JoinRun
   }
   // Numbers rise over the run, also beyond those that an earlier coordinator gave out.
   last_incarnation_ = std::max(last_incarnation_, request.attempt()) + 1;
-  v1::StoredNode& node = admission.batch.node.emplace();
-  node.set_node(request.node());
+  v1::StoredNode& node = admission.batch.node.emplace(StoredNodeOf(request.node()));
+  node.set_left(false);
   node.set_incarnation(last_incarnation_);
   node.set_attempt(request.attempt() != 0 ? request.attempt() : last_incarnation_);
   node.set_secret_sha256(Sha256Of(request.secret()));

@@ -119,7 +119,12 @@ void Aggregator::MarkComplete(const std::string& node, const std::string& digest
 
 void Aggregator::Discard(const std::string& node) {
   const auto found = contributions_.find(node);
-  if (found == contributions_.end() || found->second.complete) return;
+  if (found != contributions_.end() && !found->second.complete) Remove(node);
+}
+
+void Aggregator::Remove(const std::string& node) {
+  const auto found = contributions_.find(node);
+  if (found == contributions_.end()) return;
   for (const auto& [first, piece] : found->second.pieces) bytes_ -= Cost(piece);
   contributions_.erase(found);
 }

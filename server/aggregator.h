@@ -59,6 +59,8 @@ class Aggregator {
   void MarkComplete(const std::string& node, const std::string& digest);
   // Drops what is held of a node unless it is complete.
   void Discard(const std::string& node);
+  // Drops what is held of a node, complete or not: it was evicted.
+  void Remove(const std::string& node);
 
   size_t bytes() const { return bytes_; }
 

@@ -79,6 +79,7 @@ absl::Status Coordinator::CheckCallerLocked(const std::string& run, const std::s
   ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
   ISTHMUS_RETURN_IF_ERROR(CheckRun(run));
   ISTHMUS_RETURN_IF_ERROR(CheckNode(node));
+  ISTHMUS_RETURN_IF_ERROR(CheckNotEvictedLocked(node));
   const NodeState& state = nodes_.at(node);
   if (state.incarnation == 0) {
     return WithReason(absl::FailedPreconditionError(
@@ -147,11 +148,7 @@ absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunReq
     node.secret_sha256.clear();
     NoteChangeLocked(request.node(), /*left=*/true);
     StepLocked(NodeLeft{request.node(), OneLine(request.reason(), kReasonBytesMax)});
-    batch.node.emplace();
-    batch.node->set_node(request.node());
-    batch.node->set_incarnation(node.incarnation);
-    batch.node->set_attempt(node.attempt);
-    batch.node->set_left(true);
+    batch.node = StoredNodeOf(request.node());
   }
   // If this is lost, a coordinator that starts again takes the node for live until its lease ends.
   const absl::Status stored = store_->Write(batch);

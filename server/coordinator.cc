@@ -244,7 +244,10 @@ StoreBatch Coordinator::MakeCommit(const CommitJob& job) {
   if (!spec_.deterministic()) return batch;
   // A node may start again from its checkpoint and needs every update since, however many.
   uint64_t oldest = job.round.round;
-  for (const auto& [name, node] : nodes_) oldest = std::min(oldest, node.checkpoint_round);
+  for (const auto& [name, node] : nodes_) {
+    if (machine_.PolicyOf(name) == NodePolicy::kEvict) continue;  // it must not fill the disk
+    oldest = std::min(oldest, node.checkpoint_round);
+  }
   batch.keep_after = oldest;
   return batch;
 }

@@ -9,6 +9,7 @@
 //   coordinator.cc   the flow of a round: events, effects, persist, then publish
 //   resume.cc        what it starts from, and going on with a run that the store holds
 //   admission.cc     JoinRun: who may take part, and in what
+//   admin.cc         DrainNode, EvictNode, AdmitNode: what operators say of a node
 //   callers.cc       Heartbeat, LeaveRun, and what every call of an admitted node must pass
 //   submission.cc    Submit: what is checked before a contribution counts
 //   watches.cc       WatchUpdates: what a watcher is sent, and when
@@ -35,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
+#include "isthmus/v1/admin.pb.h"
 #include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "server/aggregator.h"
@@ -88,6 +90,16 @@ class Coordinator final : public RoundHost {
       const v1::UploadSnapshotHeader& header) override;
   absl::StatusOr<std::unique_ptr<SnapshotSource>> BeginFetch(
       const v1::FetchSnapshotRequest& request) override;
+
+  // For operators (server/admin_service.h puts these on the wire). What they change is stored when
+  // they return, and holds until the contrary is said. The same again is well.
+  //   NOT_FOUND            run or node; names those that are here
+  //   INVALID_ARGUMENT     reason too long
+  //   FAILED_PRECONDITION  draining a node that is evicted
+  //   RESOURCE_EXHAUSTED   the store has no room: nothing has changed
+  absl::StatusOr<v1::DrainNodeResponse> DrainNode(const v1::DrainNodeRequest& request);
+  absl::StatusOr<v1::EvictNodeResponse> EvictNode(const v1::EvictNodeRequest& request);
+  absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const v1::AdmitNodeRequest& request);
 
   // Looks at leases and deadlines. Called every kTickMs by a thread of its own, unless told not to.
   void Tick();
@@ -196,6 +208,7 @@ class Coordinator final : public RoundHost {
   void StepLocked(const RoundEvent& event);
   void CarryOutLocked(const OpenRound& effect);
   void CarryOutLocked(const TakeIn& effect);
+  void CarryOutLocked(const TakeOut& effect);  // admin.cc
   void CarryOutLocked(const CommitRound& effect);
   void CarryOutLocked(const PublishRound& effect);
   void CarryOutLocked(const EndLease& effect);
@@ -228,6 +241,15 @@ class Coordinator final : public RoundHost {
   bool UploadsStartLocked(const v1::JoinRunRequest& request) const;
   bool ModelMayChangeLocked(const std::string& node) const;
   v1::StoredRun StoredRunOf(const ModelPtr& model, const std::string& heldout_sha256) const;
+
+  // admin.cc
+  absl::StatusOr<uint64_t> SetPolicy(NodePolicySet wanted);
+  absl::Status CheckPolicyLocked(const NodePolicySet& wanted) const;
+  // The node as it is now, for the store.
+  v1::StoredNode StoredNodeOf(const std::string& name) const;
+  static RunResumed::Policy PolicyOf(const v1::StoredNode& stored);
+  absl::Status EvictedStatus(const std::string& node, const std::string& reason) const;
+  absl::Status CheckNotEvictedLocked(const std::string& node) const;
 
   // callers.cc
   absl::Status CheckHistoryLocked(const std::string& node, uint64_t last_round,

@@ -24,6 +24,7 @@
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/main_flags.h"
+#include "server/admin_service.h"
 #include "server/coordinator.h"
 #include "server/monitor_service.h"
 #include "server/reflection.h"
@@ -134,6 +135,8 @@ int Serve(const sigset_t& signals, v1::RunSpec spec) {
   MonitorServer monitor(coordinator->get());
   GrpcServerOptions server_options;
   server_options.more.push_back(monitor.added());
+  AdminServer admin(coordinator->get());
+  server_options.more.push_back(admin.added());
   server_options.host = coordinator->get();
   server_options.addresses = absl::StrSplit(absl::GetFlag(FLAGS_listen), ',', absl::SkipEmpty());
   server_options.allow_plaintext_beyond_loopback = absl::GetFlag(FLAGS_allow_plaintext);

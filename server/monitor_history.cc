@@ -57,6 +57,15 @@ void RoundHistory::TookIn(const std::string& node) {
   }
 }
 
+void RoundHistory::TookOut(const std::string& node, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_.has_value()) return;
+  if (v1::RoundNode* found = FindNodeLocked(node)) {
+    found->set_outcome(v1::NODE_OUTCOME_EVICTED);
+    found->set_reason(reason);
+  }
+}
+
 void RoundHistory::Completed(const std::string& node, const Moment& at) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!open_.has_value()) return;

@@ -58,6 +58,8 @@ class RoundHistory {
   void Opened(const Opening& opening, const Moment& at);
   // A node was taken into the open round.
   void TookIn(const std::string& node);
+  // A node was evicted, with what it had sent.
+  void TookOut(const std::string& node, const std::string& reason);
   void Completed(const std::string& node, const Moment& at);
   // The coordinator has waited a while for something else than before.
   void Waiting(const std::string& sentence, const Moment& at);

@@ -23,6 +23,8 @@ uint64_t Age(int64_t then_ms, int64_t now_ms) {
 
 v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
   const RoundMachine& machine = facts.machine;
+  const NodePolicy policy = machine.PolicyOf(node.name);
+  if (policy == NodePolicy::kEvict) return v1::NODE_STATE_EVICTED;
   if (!machine.IsLive(node.name)) {
     if (node.incarnation == 0) return v1::NODE_STATE_NEVER_JOINED;
     return node.trail.left ? v1::NODE_STATE_LEFT : v1::NODE_STATE_LEASE_ENDED;
@@ -36,8 +38,10 @@ v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
     case Standing::kNotMember:
     case Standing::kLeft:
     case Standing::kLeaseEnded:
+    case Standing::kEvicted:
       break;
   }
+  if (policy == NodePolicy::kDrain) return v1::NODE_STATE_DRAINING;
   return machine.Acknowledged(node.name) == machine.committed_round() ? v1::NODE_STATE_JOINED
                                                                       : v1::NODE_STATE_CATCHING_UP;
 }
@@ -75,6 +79,8 @@ v1::NodeOutcome OutcomeOf(Standing standing) {
       return v1::NODE_OUTCOME_LEFT;
     case Standing::kLeaseEnded:
       return v1::NODE_OUTCOME_LEASE_ENDED;
+    case Standing::kEvicted:
+      return v1::NODE_OUTCOME_EVICTED;
   }
   return v1::NODE_OUTCOME_UNSPECIFIED;
 }
@@ -160,6 +166,8 @@ v1::Node ViewOfNode(const RunFacts& facts, const NodeFacts& node) {
     refusal->set_outcome(trail.refused_outcome);
     refusal->set_age_ms(Age(trail.refused_ms, facts.now_ms));
   }
+  view.set_is_draining(machine.PolicyOf(node.name) == NodePolicy::kDrain);
+  view.set_policy_reason(machine.PolicyReasonOf(node.name));
   const int place = NodeIndex(*facts.spec, node.name);
   if (place >= 0) view.set_data_parts(facts.spec->nodes(place).data_parts());
   return view;

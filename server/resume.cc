@@ -59,9 +59,10 @@ absl::Status Coordinator::Resume() {
 
 absl::Status Coordinator::ResumeLocked(const StoredState& state) {
   const v1::StoredRun& run = *state.run;
-  if (!run.has_manifest()) return Damaged("a node was admitted, but no model is kept");
-  ISTHMUS_ASSIGN_OR_RETURN(model_,
-                           MakeModel(run.manifest(), run.fingerprint(), run.start_state_sha256()));
+  if (run.has_manifest()) {
+    ISTHMUS_ASSIGN_OR_RETURN(
+        model_, MakeModel(run.manifest(), run.fingerprint(), run.start_state_sha256()));
+  }
   heldout_sha256_ = run.heldout_sha256();
   RunResumed resumed;
   resumed.committed_round = state.last_round;
@@ -75,8 +76,12 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
     node->second.secret_sha256 = kept.secret_sha256();
     node->second.trail.left = kept.left();
     last_incarnation_ = std::max(last_incarnation_, kept.incarnation());
+    resumed.policies.push_back(PolicyOf(kept));
+    if (kept.incarnation() == 0) continue;  // it never joined
+    if (model_ == nullptr) return Damaged("a node was admitted, but no model is kept");
     if (!kept.left()) resumed.nodes.push_back({kept.node(), kept.incarnation()});
   }
+  if (state.last_round != 0 && model_ == nullptr) return Damaged("no model is kept");
   const bool finished = state.last_round == spec_.steps();
   if (state.last_round != 0 && !finished &&
       (!state.open.has_value() || state.open->round() != state.last_round + 1)) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/limits.h"
 
@@ -30,13 +29,16 @@ void RoundMachine::ForgiveOwnPause(int64_t now_ms) {
   last_step_ms_ = now_ms;
   if (gap_ms <= kOwnPauseMs) return;
   // While we slept nobody could reach us: what ran out in that time is not theirs to answer for.
-  for (auto& [name, node] : nodes_) node.lease_until_ms += gap_ms;
+  for (auto& [name, node] : nodes_) {
+    node.lease_until_ms += gap_ms;
+    node.complete_ms += gap_ms;
+  }
   opened_ms_ += gap_ms;
-  if (first_complete_ms_ >= 0) first_complete_ms_ += gap_ms;
 }
 
 void RoundMachine::Apply(const NodeJoined& event, int64_t now_ms, Effects*) {
   Node& node = Find(event.node);
+  if (node.policy == NodePolicy::kEvict) return;
   node.live = true;
   node.incarnation = event.incarnation;
   node.lease_until_ms = now_ms + settings_.lease_ms;
@@ -72,9 +74,9 @@ void RoundMachine::Apply(const ContributionComplete& event, int64_t now_ms, Effe
   if (node.standing == Standing::kComplete) return;  // the one that is held stands
   node.standing = Standing::kComplete;
   node.digest = event.digest;
+  node.complete_ms = now_ms;
   node.reason.clear();
   node.acknowledged = std::max(node.acknowledged, committed_);  // it was computed on the base
-  if (first_complete_ms_ < 0) first_complete_ms_ = now_ms;
 }
 
 void RoundMachine::Apply(const ContributionRefused& event, int64_t, Effects*) {
@@ -89,6 +91,20 @@ void RoundMachine::Apply(const NodeLeft& event, int64_t, Effects*) {
   Node& node = Find(event.node);
   EndMembership(&node, Standing::kLeft);
   if (node.standing == Standing::kLeft) node.reason = event.reason;
+}
+
+void RoundMachine::Apply(const NodePolicySet& event, int64_t, Effects* effects) {
+  Node& node = Find(event.node);
+  node.last_round = event.policy == NodePolicy::kDrain ? LastRoundOf(event.node) : 0;
+  node.policy = event.policy;
+  node.policy_reason = event.reason;
+  if (event.policy != NodePolicy::kEvict) return;
+  EndMembership(&node, Standing::kEvicted);
+  if (phase_ != Phase::kOpen) return;  // in a round that has closed a contribution stays
+  node.standing = Standing::kEvicted;
+  node.digest.clear();
+  node.reason = event.reason;
+  effects->push_back(TakeOut{committed_ + 1, event.node});
 }
 
 void RoundMachine::Apply(const Ticked&, int64_t now_ms, Effects* effects) {
@@ -111,8 +127,15 @@ void RoundMachine::Apply(const RunResumed& event, int64_t now_ms, Effects* effec
   ISTHMUS_CHECK(phase_ == Phase::kStarting && committed_ == 0);
   ISTHMUS_CHECK(event.committed_round <= settings_.steps);
   committed_ = event.committed_round;
+  for (const RunResumed::Policy& said : event.policies) {
+    Node& node = Find(said.name);
+    node.policy = said.policy;
+    node.policy_reason = said.reason;
+    node.last_round = said.last_round;
+  }
   for (const RunResumed::Node& admitted : event.nodes) {
     Node& node = Find(admitted.name);
+    if (node.policy == NodePolicy::kEvict) continue;
     node.live = true;
     node.incarnation = admitted.incarnation;
     node.lease_until_ms = now_ms + settings_.lease_ms;
@@ -151,9 +174,8 @@ void RoundMachine::Decline(const std::string& name, Standing standing, const std
 
 void RoundMachine::OpenFirst(int64_t now_ms, Effects* effects) {
   if (phase_ != Phase::kStarting) return;
-  uint32_t ready = 0;
-  for (const auto& [name, node] : nodes_) ready += HoldsBase(node) ? 1 : 0;
-  if (ready < settings_.quorum) return;
+  const uint32_t ready = Ready();
+  if (ready == 0 || ready < Needed()) return;
   next_members_ = MembersAfter(committed_, 0, now_ms);
   Open(now_ms, effects);
 }
@@ -172,7 +194,8 @@ std::vector<std::string> RoundMachine::MembersAfter(uint64_t committed, uint64_t
   const uint64_t due = DueAcknowledgement(committed, unlisted, now_ms);
   std::vector<std::string> members;
   for (const auto& [name, node] : nodes_) {
-    if (node.live && node.acknowledged >= due) members.push_back(name);
+    if (!node.live || node.acknowledged < due) continue;
+    if (MayTakePart(node, committed + 1)) members.push_back(name);
   }
   return members;
 }
@@ -180,14 +203,14 @@ std::vector<std::string> RoundMachine::MembersAfter(uint64_t committed, uint64_t
 void RoundMachine::Open(int64_t now_ms, Effects* effects) {
   phase_ = Phase::kOpen;
   opened_ms_ = now_ms;
-  first_complete_ms_ = -1;
   OpenRound opened{committed_ + 1, committed_, committed_ + 1, {}};
   // Those that were listed when the round before this one closed, without who was lost since.
   const uint64_t due = DueAcknowledgement(committed_, 0, now_ms);
   for (auto& [name, node] : nodes_) {
     const bool listed =
         std::find(next_members_.begin(), next_members_.end(), name) != next_members_.end();
-    const bool member = listed && node.live && node.acknowledged >= due;
+    const bool member =
+        listed && node.live && node.acknowledged >= due && MayTakePart(node, committed_ + 1);
     node.standing = member ? Standing::kOutstanding : Standing::kNotMember;
     node.digest.clear();
     node.reason.clear();
@@ -201,9 +224,9 @@ void RoundMachine::TakeInMissing(Effects* effects) {
   for (auto& [name, node] : nodes_) {
     if (!BelowQuorum()) return;
     const bool out = node.standing == Standing::kNotMember || node.standing == Standing::kLeft ||
-                     node.standing == Standing::kLeaseEnded;
+                     node.standing == Standing::kLeaseEnded || node.standing == Standing::kEvicted;
     // Who refused or abstained is not asked again until it joins or sends again by itself.
-    if (!out || !HoldsBase(node)) continue;
+    if (!out || !HoldsBase(node) || !MayTakePart(node, committed_ + 1)) continue;
     node.standing = Standing::kOutstanding;
     effects->push_back(TakeIn{committed_ + 1, name});
   }
@@ -242,7 +265,10 @@ Decision RoundMachine::Decide(int64_t now_ms) const {
     const std::string sentence = absl::StrCat(prefix, "all remaining members are complete");
     return {Decision::Answer::kCommit, sentence, sentence};
   }
-  if (!outstanding && complete == 0 && Declined() >= settings_.quorum) {
+  // That all were taken out is no answer: such a round waits for an operator.
+  const bool all_declined =
+      Declined() > 0 && (NeedsAll() ? needed == 0 : Declined() >= settings_.quorum);
+  if (!outstanding && complete == 0 && all_declined) {
     const std::string sentence = absl::StrCat(prefix, "all members refused or abstained");
     return {Decision::Answer::kCommitVoid, sentence, sentence};
   }
@@ -252,69 +278,6 @@ Decision RoundMachine::Decide(int64_t now_ms) const {
     return {Decision::Answer::kCommit, sentence, sentence};
   }
   return Wait(now_ms);
-}
-
-Decision RoundMachine::Wait(int64_t now_ms) const {
-  const uint32_t complete = Count(Standing::kComplete);
-  const std::string whom =
-      absl::StrCat("round ", committed_ + 1, ": waiting for ",
-                   Count(Standing::kOutstanding) > 0 ? OutstandingSentence() : MissingSentence());
-  const std::string quorum = absl::StrCat(
-      "quorum ", Needed(), " of ", nodes_.size(),
-      complete >= Needed() ? " reached" : absl::StrCat(" not reached (", complete, " complete)"));
-  const int64_t left_ms = CloseLeftMs(now_ms);
-  std::string time = "no deadline";
-  if (left_ms == 0) time = "deadline passed";
-  const std::string cause = absl::StrCat(whom, ", ", left_ms > 0 ? "" : time + ", ", quorum);
-  if (left_ms > 0) time = absl::StrCat((left_ms + 999) / 1000, " s to deadline");
-  return {Decision::Answer::kWait, absl::StrCat(whom, ", ", time, ", ", quorum), cause};
-}
-
-std::string RoundMachine::StartingSentence() const {
-  std::vector<std::string> missing;
-  for (const auto& [name, node] : nodes_) {
-    if (!HoldsBase(node)) missing.push_back(Describe(name, node));
-  }
-  return absl::StrCat("round 1 opens when ", settings_.quorum, " of ", nodes_.size(),
-                      " nodes hold the start state, held by ", nodes_.size() - missing.size(),
-                      "; missing ", absl::StrJoin(missing, ", "));
-}
-
-std::string RoundMachine::OutstandingSentence() const {
-  std::vector<std::string> names;
-  for (const auto& [name, node] : nodes_) {
-    if (node.standing == Standing::kOutstanding) names.push_back(Describe(name, node));
-  }
-  return absl::StrJoin(names, ", ");
-}
-
-std::string RoundMachine::MissingSentence() const {
-  std::vector<std::string> names;
-  for (const auto& [name, node] : nodes_) {
-    if (node.standing != Standing::kComplete) names.push_back(Describe(name, node));
-  }
-  return absl::StrCat("a node to come back or to send again: ", absl::StrJoin(names, ", "));
-}
-
-std::string RoundMachine::Describe(const std::string& name, const Node& node) const {
-  switch (node.standing) {
-    case Standing::kRefused:
-      return absl::StrCat(name, " (refused: ", node.reason, ")");
-    case Standing::kAbstained:
-      return absl::StrCat(name, " (abstained: ", node.reason, ")");
-    case Standing::kLeft:
-      if (node.reason.empty()) return absl::StrCat(name, " (left)");
-      return absl::StrCat(name, " (left: ", node.reason, ")");
-    case Standing::kLeaseEnded:
-      return absl::StrCat(name, " (lease ended)");
-    case Standing::kNotMember:
-      if (!node.live) return absl::StrCat(name, " (not connected)");
-      return absl::StrCat(name, " (catching up, holds round ", node.acknowledged, ")");
-    case Standing::kOutstanding:
-    case Standing::kComplete:
-      break;
-  }
-  return node.waiting_for.empty() ? name : absl::StrCat(name, " (", node.waiting_for, ")");
 }
 
 RoundMachine::Node& RoundMachine::Find(const std::string& node) {
@@ -335,32 +298,63 @@ uint32_t RoundMachine::Count(Standing standing) const {
   return count;
 }
 
+int64_t RoundMachine::FirstCompleteMs() const {
+  int64_t first_ms = -1;
+  for (const auto& [name, node] : nodes_) {
+    if (node.standing != Standing::kComplete) continue;
+    first_ms = first_ms < 0 ? node.complete_ms : std::min(first_ms, node.complete_ms);
+  }
+  return first_ms;
+}
+
 uint32_t RoundMachine::Declined() const {
   return Count(Standing::kRefused) + Count(Standing::kAbstained);
 }
 
 // Where the quorum is all nodes, one that has answered with nothing is not waited for: it would
-// compute the same again, and the run would stand for ever. A smaller quorum is a promise about how
-// many contributions an update has, and stays.
+// compute the same again, and the run would stand for ever. Nor is one that an operator has taken
+// out. A smaller quorum is a promise about how many contributions an update has, and stays.
 uint32_t RoundMachine::Needed() const {
-  return settings_.quorum == nodes_.size() ? settings_.quorum - Declined() : settings_.quorum;
+  if (!NeedsAll()) return settings_.quorum;
+  uint32_t needed = settings_.quorum - Declined();
+  for (const auto& [name, node] : nodes_) {
+    const bool declined =
+        node.standing == Standing::kRefused || node.standing == Standing::kAbstained;
+    if (!declined && IsOut(node)) --needed;
+  }
+  return needed;
+}
+
+uint32_t RoundMachine::Ready() const {
+  uint32_t ready = 0;
+  for (const auto& [name, node] : nodes_) {
+    ready += HoldsBase(node) && MayTakePart(node, committed_ + 1) ? 1 : 0;
+  }
+  return ready;
+}
+
+bool RoundMachine::MayTakePart(const Node& node, uint64_t round) {
+  if (node.policy == NodePolicy::kDrain) return round <= node.last_round;
+  return node.policy == NodePolicy::kNone;
+}
+
+bool RoundMachine::IsOut(const Node& node) const {
+  if (node.policy == NodePolicy::kNone) return false;
+  if (node.standing == Standing::kOutstanding || node.standing == Standing::kComplete) return false;
+  // A quorum that is a promise may still need it in the round that it finishes.
+  return NeedsAll() || !MayTakePart(node, committed_ + 1);
+}
+
+uint64_t RoundMachine::LastRoundOf(const std::string& name) const {
+  const Node& node = Find(name);
+  if (node.policy == NodePolicy::kDrain) return node.last_round;
+  const bool counts = node.standing == Standing::kComplete ||
+                      (node.standing == Standing::kOutstanding && phase_ == Phase::kOpen);
+  return counts && phase_ != Phase::kFinished ? committed_ + 1 : 0;
 }
 
 bool RoundMachine::BelowQuorum() const {
   return Count(Standing::kComplete) + Count(Standing::kOutstanding) < Needed();
-}
-
-std::vector<std::string> RoundMachine::Awaited() const {
-  std::vector<std::string> names;
-  if (phase_ == Phase::kCommitting || phase_ == Phase::kFinished) return names;
-  const bool some_send = phase_ == Phase::kOpen && Count(Standing::kOutstanding) > 0;
-  for (const auto& [name, node] : nodes_) {
-    bool awaited = node.standing == Standing::kOutstanding;
-    if (!some_send) awaited = node.standing != Standing::kComplete;
-    if (phase_ == Phase::kStarting) awaited = !HoldsBase(node);
-    if (awaited) names.push_back(name);
-  }
-  return names;
 }
 
 Standing RoundMachine::StandingOf(const std::string& node) const { return Find(node).standing; }
@@ -370,7 +364,8 @@ bool RoundMachine::Admits(const std::string& name) const {
   const Node& node = Find(name);
   if (node.standing == Standing::kComplete) return true;
   if (!node.live) return false;
-  return node.standing == Standing::kOutstanding || (BelowQuorum() && HoldsBase(node));
+  if (node.standing == Standing::kOutstanding) return true;
+  return BelowQuorum() && HoldsBase(node) && MayTakePart(node, committed_ + 1);
 }
 
 bool RoundMachine::IsLive(const std::string& node) const { return Find(node).live; }
@@ -384,8 +379,9 @@ int64_t RoundMachine::CloseLeftMs(int64_t now_ms) const {
   if (phase_ != Phase::kOpen) return -1;
   int64_t close_ms = -1;
   if (settings_.deadline_ms > 0) close_ms = opened_ms_ + settings_.deadline_ms;
-  if (settings_.quorum < nodes_.size() && first_complete_ms_ >= 0) {
-    const int64_t grace_end_ms = first_complete_ms_ + settings_.grace_ms;
+  const int64_t first_complete_ms = FirstCompleteMs();
+  if (!NeedsAll() && first_complete_ms >= 0) {
+    const int64_t grace_end_ms = first_complete_ms + settings_.grace_ms;
     close_ms = close_ms < 0 ? grace_end_ms : std::min(close_ms, grace_end_ms);
   }
   return close_ms < 0 ? -1 : std::max<int64_t>(0, close_ms - now_ms);

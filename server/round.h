@@ -33,8 +33,8 @@ namespace isthmus {
 
 struct RoundSettings {
   std::vector<std::string> nodes;  // of the run; ascending name is the order of everything
-  // Complete contributions a commit needs, 1 to nodes. All nodes: those that refused or abstained
-  // are excused.
+  // Complete contributions a commit needs, 1 to nodes. All nodes: those that refused or abstained,
+  // and those that an operator has taken out, are excused.
   uint32_t quorum = 1;
   uint64_t steps = 1;  // rounds until the run is finished
   int64_t lease_ms = 15000;
@@ -47,8 +47,16 @@ struct RoundSettings {
   int64_t acknowledge_ms = 0;
 };
 
+// What an operator says of a node. It outlives admissions, and this process.
+enum class NodePolicy {
+  kNone,
+  kDrain,  // it finishes the open round, and is a member of no later one
+  kEvict,  // it is out at once, with what it sent for the open round, and may not join
+};
+
 // Events. A node's name must be one of the settings' nodes. Those of a node whose lease has ended,
-// or that has left, change nothing until it joins again.
+// or that has left, change nothing until it joins again; those of an evicted one, until it is
+// admitted again and has joined.
 struct NodeJoined {
   std::string node;
   uint64_t incarnation = 0;
@@ -81,6 +89,11 @@ struct NodeLeft {
   std::string node;
   std::string reason;  // its own words; may be empty
 };
+struct NodePolicySet {  // replaces what was said before
+  std::string node;
+  NodePolicy policy = NodePolicy::kNone;
+  std::string reason;  // the operator's words; may be empty
+};
 struct Ticked {};
 // The first event of a machine that goes on with a run: what the store has of it. Leases and the
 // round's deadline start afresh, and nothing is complete: a receipt ends with the process.
@@ -89,16 +102,23 @@ struct RunResumed {
     std::string name;
     uint64_t incarnation = 0;
   };
+  struct Policy {
+    std::string name;
+    NodePolicy policy = NodePolicy::kNone;
+    std::string reason;
+    uint64_t last_round = 0;  // as LastRoundOf gave it when it was set
+  };
   uint64_t committed_round = 0;
   std::vector<std::string> members;  // of the round after it; none where no round was committed
   std::vector<Node> nodes;           // that were admitted and had not left
+  std::vector<Policy> policies;
 };
 struct RoundPersisted {
   uint64_t round = 0;
 };
-using RoundEvent =
-    std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
-                 ContributionRefused, NodeAbstained, NodeLeft, Ticked, RoundPersisted, RunResumed>;
+using RoundEvent = std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting,
+                                ContributionComplete, ContributionRefused, NodeAbstained, NodeLeft,
+                                NodePolicySet, Ticked, RoundPersisted, RunResumed>;
 
 // Effects.
 struct OpenRound {
@@ -108,6 +128,10 @@ struct OpenRound {
   std::vector<std::string> members;
 };
 struct TakeIn {  // a node becomes a member of the round that is open already
+  uint64_t round = 0;
+  std::string node;
+};
+struct TakeOut {  // a node was evicted: drop what it sent for the open round, complete or not
   uint64_t round = 0;
   std::string node;
 };
@@ -128,17 +152,19 @@ struct EndLease {
 struct FinishRun {
   uint64_t round = 0;  // the last one
 };
-using RoundEffect = std::variant<OpenRound, TakeIn, CommitRound, PublishRound, EndLease, FinishRun>;
+using RoundEffect =
+    std::variant<OpenRound, TakeIn, TakeOut, CommitRound, PublishRound, EndLease, FinishRun>;
 
 // What a node is to the round that is open or being committed.
 enum class Standing {
-  kNotMember,    // catching up, or not there
+  kNotMember,    // catching up, drained, or not there
   kOutstanding,  // a member whose contribution is awaited
-  kComplete,     // its contribution counts; from here on only a later issue's eviction takes it out
+  kComplete,     // its contribution counts; from here on only an eviction takes it out
   kRefused,
   kAbstained,
   kLeft,
   kLeaseEnded,
+  kEvicted,
 };
 
 // May the open round close, and why not.
@@ -181,6 +207,14 @@ class RoundMachine {
   uint64_t Acknowledged(const std::string& node) const { return Find(node).acknowledged; }
   const std::string& WaitingFor(const std::string& node) const { return Find(node).waiting_for; }
   const std::string& ReasonOf(const std::string& node) const { return Find(node).reason; }
+  NodePolicy PolicyOf(const std::string& node) const { return Find(node).policy; }
+  const std::string& PolicyReasonOf(const std::string& node) const {
+    return Find(node).policy_reason;
+  }
+  // The last round that the node is a member of when it is drained: the one that is open or being
+  // committed, where its contribution is awaited or counts, else 0. Of a node that is drained
+  // already: as it was then.
+  uint64_t LastRoundOf(const std::string& node) const;
   int64_t opened_ms() const { return opened_ms_; }  // of the open round, or the one committing
 
  private:
@@ -192,8 +226,12 @@ class RoundMachine {
     uint64_t acknowledged = 0;
     std::string waiting_for;
     Standing standing = Standing::kNotMember;
-    std::string digest;  // kComplete
-    std::string reason;  // kRefused, kAbstained, kLeft
+    std::string digest;       // kComplete
+    int64_t complete_ms = 0;  // kComplete
+    std::string reason;       // kRefused, kAbstained, kLeft, kEvicted
+    NodePolicy policy = NodePolicy::kNone;
+    std::string policy_reason;
+    uint64_t last_round = 0;  // kDrain: a member of no later one
   };
   using Effects = std::vector<RoundEffect>;
 
@@ -205,6 +243,7 @@ class RoundMachine {
   void Apply(const ContributionRefused& event, int64_t now_ms, Effects* effects);
   void Apply(const NodeAbstained& event, int64_t now_ms, Effects* effects);
   void Apply(const NodeLeft& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodePolicySet& event, int64_t now_ms, Effects* effects);
   void Apply(const Ticked& event, int64_t now_ms, Effects* effects);
   void Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects);
   void Apply(const RunResumed& event, int64_t now_ms, Effects* effects);
@@ -221,14 +260,22 @@ class RoundMachine {
   void Close(int64_t now_ms, Effects* effects);
 
   bool HoldsBase(const Node& node) const { return node.live && node.acknowledged == committed_; }
+  // Whether what operators said lets it be a member of a round.
+  static bool MayTakePart(const Node& node, uint64_t round);
+  // An operator has taken it out, and nothing of it is awaited for the next commit.
+  bool IsOut(const Node& node) const;
+  bool NeedsAll() const { return settings_.quorum == nodes_.size(); }
+  uint32_t Ready() const;
   uint32_t Declined() const;
   uint32_t Needed() const;
   bool BelowQuorum() const;
   uint32_t Count(Standing standing) const;
+  int64_t FirstCompleteMs() const;  // -1: none yet
   Decision Wait(int64_t now_ms) const;
   std::string StartingSentence() const;
   std::string OutstandingSentence() const;
   std::string MissingSentence() const;
+  std::string PolicySentence() const;
   std::string Describe(const std::string& name, const Node& node) const;
 
   // The last commit that a node must have acknowledged to be in step when `committed` is the last
@@ -245,8 +292,7 @@ class RoundMachine {
   Phase phase_ = Phase::kStarting;
   uint64_t committed_ = 0;
   int64_t opened_ms_ = 0;
-  int64_t first_complete_ms_ = -1;  // -1: none yet
-  int64_t last_step_ms_ = -1;       // -1: none yet
+  int64_t last_step_ms_ = -1;  // -1: none yet
 };
 
 }  // namespace isthmus

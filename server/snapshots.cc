@@ -151,6 +151,7 @@ absl::StatusOr<std::unique_ptr<SnapshotSink>> Coordinator::BeginUpload(
 // Whether this node's state of this round is (still) what is wanted.
 absl::Status Coordinator::CheckUploadLocked(const v1::UploadSnapshotHeader& header) const {
   ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
+  ISTHMUS_RETURN_IF_ERROR(CheckNotEvictedLocked(header.node()));
   const uint64_t round = header.facts().round();
   const v1::StoredSnapshotPlan* plan = snapshot_plan_.plan();
   if (plan == nullptr || plan->round() != round || plan->node() != header.node()) {

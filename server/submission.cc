@@ -130,6 +130,12 @@ absl::Status Coordinator::CheckRoundLocked(const std::string& node, uint64_t rou
 
 absl::Status Coordinator::CheckMemberLocked(const std::string& node) const {
   if (machine_.Admits(node)) return absl::OkStatus();
+  if (machine_.PolicyOf(node) == NodePolicy::kDrain) {
+    return Mismatch("NODE_DRAINING",
+                    absl::StrCat("node '", node,
+                                 "' is drained by an operator: it gets updates, "
+                                 "and is a member of no round until it is admitted again"));
+  }
   return Mismatch("NOT_A_MEMBER",
                   absl::StrCat("node '", node, "' is not a member of round ", machine_.open_round(),
                                ", which goes on without it; it is one of a later round"));

@@ -11,6 +11,7 @@
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
+#include "isthmus/v1/admin.grpc.pb.h"
 #include "isthmus/v1/monitor.grpc.pb.h"
 #include "transport/addresses.h"
 #include "transport/grpc_status.h"
@@ -19,18 +20,32 @@
 namespace isthmus {
 namespace {
 
+std::shared_ptr<grpc::Channel> ChannelTo(const Address& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));
+  arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMetadataBytesMax));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  return grpc::CreateCustomChannel(AddressText(address), grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+// A call with one answer, on either service.
+template <typename Stub, typename Method, typename RequestType, typename Response>
+absl::StatusOr<Response> CallOn(Stub* stub, int timeout_ms, Method method,
+                                const RequestType& request, Response response) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
+  const grpc::Status status = (stub->*method)(&context, request, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
 class MonitorClientImpl final : public MonitorClient {
  public:
-  MonitorClientImpl(const Address& address, int timeout_ms) : timeout_ms_(timeout_ms) {
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));
-    arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMetadataBytesMax));
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    stub_ = v1::MonitorService::NewStub(grpc::CreateCustomChannel(
-        AddressText(address), grpc::InsecureChannelCredentials(), arguments));
-  }
+  MonitorClientImpl(const Address& address, int timeout_ms)
+      : timeout_ms_(timeout_ms), stub_(v1::MonitorService::NewStub(ChannelTo(address))) {}
 
   absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run) override {
     v1::GetRunRequest request;
@@ -102,15 +117,53 @@ class MonitorClientImpl final : public MonitorClient {
  private:
   template <typename Method, typename RequestType, typename Response>
   absl::StatusOr<Response> Call(Method method, const RequestType& request, Response response) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms_));
-    const grpc::Status status = ((*stub_).*method)(&context, request, &response);
-    if (!status.ok()) return FromGrpcStatus(status);
-    return response;
+    return CallOn(stub_.get(), timeout_ms_, method, request, std::move(response));
   }
 
   const int timeout_ms_;
-  std::unique_ptr<v1::MonitorService::Stub> stub_;
+  const std::unique_ptr<v1::MonitorService::Stub> stub_;
+};
+
+class AdminClientImpl final : public AdminClient {
+ public:
+  AdminClientImpl(const Address& address, int timeout_ms)
+      : timeout_ms_(timeout_ms), stub_(v1::AdminService::NewStub(ChannelTo(address))) {}
+
+  absl::StatusOr<v1::DrainNodeResponse> DrainNode(const std::string& node,
+                                                  const std::string& reason) override {
+    v1::DrainNodeRequest request;
+    request.set_node(node);
+    request.set_reason(reason);
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::DrainNode, request,
+                  v1::DrainNodeResponse());
+  }
+
+  absl::StatusOr<v1::EvictNodeResponse> EvictNode(const std::string& node,
+                                                  const std::string& reason) override {
+    v1::EvictNodeRequest request;
+    request.set_node(node);
+    request.set_reason(reason);
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::EvictNode, request,
+                  v1::EvictNodeResponse());
+  }
+
+  absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const std::string& node) override {
+    v1::AdmitNodeRequest request;
+    request.set_node(node);
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::AdmitNode, request,
+                  v1::AdmitNodeResponse());
+  }
+
+  absl::StatusOr<v1::CheckpointRunResponse> CheckpointRun(const std::string& run) override {
+    v1::CheckpointRunRequest request;
+    request.set_run(run);
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::CheckpointRun, request,
+                  v1::CheckpointRunResponse());
+  }
+
+ private:
+  const int timeout_ms_;
+  const std::unique_ptr<v1::AdminService::Stub> stub_;
 };
 
 }  // namespace
@@ -119,6 +172,12 @@ absl::StatusOr<std::unique_ptr<MonitorClient>> MonitorClient::Make(const std::st
                                                                    int timeout_ms) {
   ISTHMUS_ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
   return std::unique_ptr<MonitorClient>(std::make_unique<MonitorClientImpl>(parsed, timeout_ms));
+}
+
+absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Make(const std::string& address,
+                                                               int timeout_ms) {
+  ISTHMUS_ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
+  return std::unique_ptr<AdminClient>(std::make_unique<AdminClientImpl>(parsed, timeout_ms));
 }
 
 }  // namespace isthmus

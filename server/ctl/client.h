@@ -1,4 +1,4 @@
-// MonitorService from the other side: blocking calls with a deadline each.
+// MonitorService and AdminService from the other side: blocking calls with a deadline each.
 #pragma once
 
 #include <functional>
@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "isthmus/v1/admin.pb.h"
 #include "isthmus/v1/monitor.pb.h"
 
 namespace isthmus {
@@ -30,6 +31,21 @@ class MonitorClient {
   virtual absl::Status WatchRounds(
       const std::string& run,
       const std::function<void(const v1::WatchRoundsResponse&)>& on_change) = 0;
+};
+
+class AdminClient {
+ public:
+  // As of MonitorClient.
+  static absl::StatusOr<std::unique_ptr<AdminClient>> Make(const std::string& address,
+                                                           int timeout_ms);
+  virtual ~AdminClient() = default;
+
+  virtual absl::StatusOr<v1::DrainNodeResponse> DrainNode(const std::string& node,
+                                                          const std::string& reason) = 0;
+  virtual absl::StatusOr<v1::EvictNodeResponse> EvictNode(const std::string& node,
+                                                          const std::string& reason) = 0;
+  virtual absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const std::string& node) = 0;
+  virtual absl::StatusOr<v1::CheckpointRunResponse> CheckpointRun(const std::string& run) = 0;
 };
 
 }  // namespace isthmus

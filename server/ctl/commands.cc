@@ -10,23 +10,53 @@
 namespace isthmus {
 namespace {
 
+// What may follow a command: nothing, a run, or the node that it is about.
+enum class Takes { kNothing, kRun, kNode };
+
 struct Known {
   const char* words;
   Command command;
-  bool takes_run;
+  Takes takes;
   const char* purpose;
 };
 
+const char* Usage(Takes takes) {
+  switch (takes) {
+    case Takes::kNothing:
+      break;
+    case Takes::kRun:
+      return " [RUN]";
+    case Takes::kNode:
+      return " NODE";
+  }
+  return "";
+}
+
 constexpr Known kCommands[] = {
-    {"runs show", Command::kRunsShow, true, "what the run waits for, since when, and its numbers"},
-    {"runs list", Command::kRunsList, false, "the coordinator's runs, one a line"},
-    {"nodes list", Command::kNodesList, true, "every node: its state, and what it waits for"},
-    {"rounds list", Command::kRoundsList, true, "the newest rounds (--limit), and who was in them"},
-    {"rounds watch", Command::kRoundsWatch, true,
+    {"runs show", Command::kRunsShow, Takes::kRun,
+     "what the run waits for, since when, and its numbers"},
+    {"runs list", Command::kRunsList, Takes::kNothing, "the coordinator's runs, one a line"},
+    {"runs checkpoint", Command::kRunsCheckpoint, Takes::kRun,
+     "keep a snapshot of the next round that opens"},
+    {"nodes list", Command::kNodesList, Takes::kRun,
+     "every node: its state, and what it waits for"},
+    {"nodes drain", Command::kNodesDrain, Takes::kNode,
+     "let it finish the open round and take part in no other (--reason);\n"
+     "                         then it may be stopped and nobody waits for it"},
+    {"nodes evict", Command::kNodesEvict, Takes::kNode,
+     "take it out at once, with what it sent for the open round, and\n"
+     "                         refuse it from then on (--reason)"},
+    {"nodes admit", Command::kNodesAdmit, Takes::kNode, "take a drain or an eviction back"},
+    {"rounds list", Command::kRoundsList, Takes::kRun,
+     "the newest rounds (--limit), and who was in them"},
+    {"rounds watch", Command::kRoundsWatch, Takes::kRun,
      "a line for every change; ends when the run is finished"},
-    {"version", Command::kVersion, false, "the version of isthmusctl"},
-    {"help", Command::kHelp, false, "this text"},
+    {"version", Command::kVersion, Takes::kNothing, "the version of isthmusctl"},
+    {"help", Command::kHelp, Takes::kNothing, "this text"},
 };
+
+// Where the purposes begin in the help, after its margin of two.
+constexpr size_t kPurposeColumn = 23;
 
 // Further than this two commands have nothing to do with each other.
 constexpr size_t kSuggestDistanceMax = 3;
@@ -57,14 +87,20 @@ absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words) {
     const auto count = static_cast<size_t>(std::count(name.begin(), name.end(), ' ')) + 1;
     if (words.size() < count) continue;
     if (absl::StrJoin(words.begin(), words.begin() + count, " ") != name) continue;
-    Request request{known.command, ""};
+    Request request{known.command, "", ""};
     const size_t more = words.size() - count;
-    if (more > (known.takes_run ? 1 : 0)) {
-      return absl::InvalidArgumentError(absl::StrCat("'", name, "' takes ",
-                                                     known.takes_run ? "one run" : "no argument",
-                                                     ", and '", words.back(), "' is one too many"));
+    if (more > (known.takes == Takes::kNothing ? 0 : 1)) {
+      const char* const takes = known.takes == Takes::kRun    ? "one run"
+                                : known.takes == Takes::kNode ? "one node"
+                                                              : "no argument";
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", name, "' takes ", takes, ", and '", words.back(), "' is one too many"));
     }
-    if (more == 1) request.run = words.back();
+    if (known.takes == Takes::kNode && more == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", name, "' needs the name of a node; 'isthmusctl nodes list' shows them"));
+    }
+    if (more == 1) (known.takes == Takes::kNode ? request.node : request.run) = words.back();
     return request;
   }
   const std::string asked = absl::StrJoin(words, " ");
@@ -74,11 +110,12 @@ absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words) {
 
 std::string HelpText() {
   std::string text =
-      "isthmusctl shows what a coordinator's run does, and what it waits for.\n\n"
+      "isthmusctl shows what a coordinator's run does and what it waits for, and changes who takes "
+      "part.\n\n"
       "usage: isthmusctl [FLAGS] COMMAND\n\n";
   for (const Known& known : kCommands) {
-    std::string words = absl::StrCat(known.words, known.takes_run ? " [RUN]" : "");
-    words.resize(20, ' ');
+    std::string words = absl::StrCat(known.words, Usage(known.takes));
+    words.resize(kPurposeColumn, ' ');
     absl::StrAppend(&text, "  ", words, known.purpose, "\n");
   }
   absl::StrAppend(
@@ -87,8 +124,11 @@ std::string HelpText() {
       "  --server=HOST:PORT  the coordinator; default: the variable ISTHMUS_SERVER, else "
       "127.0.0.1:7070\n"
       "  --timeout=10s       longest wait for an answer\n"
-      "  --json              for programs: the messages of isthmus.v1.MonitorService\n"
-      "  --limit=20          rounds of 'rounds list'\n\n"
+      "  --json              for programs: the messages of isthmus.v1.MonitorService and "
+      "AdminService\n"
+      "  --limit=20          rounds of 'rounds list'\n"
+      "  --reason=TEXT       why, of 'nodes drain' and 'nodes evict': for the log, the node, and "
+      "those who look\n\n"
       "exit codes: 0 done, 1 the coordinator refused, 2 wrong usage, 3 not reachable\n");
   return text;
 }

@@ -8,15 +8,28 @@
 
 namespace isthmus {
 
-enum class Command { kHelp, kVersion, kRunsShow, kRunsList, kNodesList, kRoundsList, kRoundsWatch };
+enum class Command {
+  kHelp,
+  kVersion,
+  kRunsShow,
+  kRunsList,
+  kRunsCheckpoint,
+  kNodesList,
+  kNodesDrain,
+  kNodesEvict,
+  kNodesAdmit,
+  kRoundsList,
+  kRoundsWatch,
+};
 
 struct Request {
   Command command = Command::kHelp;
-  std::string run;  // empty: the coordinator's own
+  std::string run;   // empty: the coordinator's own
+  std::string node;  // of the commands that are about one
 };
 
 // From the arguments that are no flags. INVALID_ARGUMENT: no command, one that does not exist (with
-// the nearest ones), or too many words.
+// the nearest ones), too many words, or no node where one must be named.
 absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words);
 
 // What `isthmusctl help` prints.

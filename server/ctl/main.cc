@@ -19,13 +19,16 @@
 #include "google/protobuf/util/json_util.h"
 #include "server/ctl/client.h"
 #include "server/ctl/commands.h"
+#include "server/ctl/deeds.h"
 #include "server/ctl/render.h"
 #include "server/version.h"
+#include "transport/addresses.h"
 
 ABSL_FLAG(std::string, server, "",
           "the coordinator, HOST:PORT; default: the variable ISTHMUS_SERVER, else 127.0.0.1:7070");
-ABSL_FLAG(bool, json, false, "print the messages of isthmus.v1.MonitorService as JSON");
+ABSL_FLAG(bool, json, false, "print the messages of the coordinator's services as JSON");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "longest wait for an answer, such as 10s");
+ABSL_FLAG(std::string, reason, "", "why, of 'nodes drain' and 'nodes evict'; at most 256 bytes");
 ABSL_FLAG(int, limit, 20, "rounds that 'rounds list' shows");
 
 namespace isthmus {
@@ -118,7 +121,42 @@ absl::Status ShowRun(MonitorClient* client, const std::string& name) {
   return Print(RunText(run.run(), AsVector(nodes.nodes())));
 }
 
-absl::Status Execute(MonitorClient* client, const Request& request) {
+// Says what has happened, and how the run stands since.
+template <typename Response>
+absl::Status Done(MonitorClient* monitor, const absl::StatusOr<Response>& response,
+                  const std::string& text) {
+  ISTHMUS_RETURN_IF_ERROR(response.status());
+  if (absl::GetFlag(FLAGS_json)) return PrintJson(*response, /*pretty=*/true);
+  ISTHMUS_RETURN_IF_ERROR(Print(text));
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::GetRunResponse run, monitor->GetRun(""));
+  return Print(absl::StrCat("The coordinator says: ", run.run().waiting_for(), "\n"));
+}
+
+absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& request) {
+  const std::string& node = request.node;
+  const std::string reason = absl::GetFlag(FLAGS_reason);
+  switch (request.command) {
+    case Command::kNodesDrain: {
+      const absl::StatusOr<v1::DrainNodeResponse> drained = admin->DrainNode(node, reason);
+      return Done(monitor, drained, drained.ok() ? DrainedText(node, *drained) : "");
+    }
+    case Command::kNodesEvict:
+      return Done(monitor, admin->EvictNode(node, reason), EvictedText(node));
+    case Command::kNodesAdmit:
+      return Done(monitor, admin->AdmitNode(node), AdmittedText(node));
+    default: {
+      const absl::StatusOr<v1::CheckpointRunResponse> asked = admin->CheckpointRun(request.run);
+      return Done(monitor, asked, asked.ok() ? CheckpointText(*asked) : "");
+    }
+  }
+}
+
+bool Changes(Command command) {
+  return command == Command::kNodesDrain || command == Command::kNodesEvict ||
+         command == Command::kNodesAdmit || command == Command::kRunsCheckpoint;
+}
+
+absl::Status Show(MonitorClient* client, const Request& request) {
   const bool json = absl::GetFlag(FLAGS_json);
   const absl::TimeZone zone = absl::LocalTimeZone();
   switch (request.command) {
@@ -148,11 +186,18 @@ absl::Status Execute(MonitorClient* client, const Request& request) {
           }));
       return printed;
     }
-    case Command::kHelp:
-    case Command::kVersion:
+    default:
       break;
   }
   return absl::OkStatus();
+}
+
+absl::Status Execute(const std::string& address, const Request& request) {
+  const auto timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(absl::GetFlag(FLAGS_timeout)));
+  ISTHMUS_ASSIGN_OR_RETURN(const auto monitor, MonitorClient::Make(address, timeout_ms));
+  if (!Changes(request.command)) return Show(monitor.get(), request);
+  ISTHMUS_ASSIGN_OR_RETURN(const auto admin, AdminClient::Make(address, timeout_ms));
+  return Change(admin.get(), monitor.get(), request);
 }
 
 int Main(int argc, char** argv) {
@@ -171,12 +216,10 @@ int Main(int argc, char** argv) {
     return Print(absl::StrCat("isthmusctl ", kServerVersion, "\n")).ok() ? 0 : kExitRefused;
   }
   const std::string address = ServerAddress();
-  auto client = MonitorClient::Make(
-      address, static_cast<int>(absl::ToInt64Milliseconds(absl::GetFlag(FLAGS_timeout))));
-  if (!client.ok()) {
-    return Fail(kExitFlags, absl::StrCat("--server: ", client.status().message()));
+  if (const auto parsed = ParseAddress(address); !parsed.ok()) {
+    return Fail(kExitFlags, absl::StrCat("--server: ", parsed.status().message()));
   }
-  const absl::Status done = Execute(client->get(), *request);
+  const absl::Status done = Execute(address, *request);
   return done.ok() ? 0 : FailCall(done, address);
 }
 

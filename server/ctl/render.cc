@@ -23,8 +23,11 @@ std::string Words(absl::string_view enum_name, absl::string_view prefix) {
       absl::StrReplaceAll(absl::StripPrefix(enum_name, prefix), {{"_", " "}}));
 }
 
-std::string StateWords(v1::NodeState state) {
-  return Words(v1::NodeState_Name(state), "NODE_STATE_");
+// "member", "member, drains".
+std::string StateWords(const v1::Node& node) {
+  const std::string state = Words(v1::NodeState_Name(node.state()), "NODE_STATE_");
+  const bool is_said = node.state() == v1::NODE_STATE_DRAINING;
+  return node.is_draining() && !is_said ? absl::StrCat(state, ", drains") : state;
 }
 
 std::string OutcomeWords(v1::NodeOutcome outcome) {
@@ -42,6 +45,8 @@ std::string TimeOfDay(const google::protobuf::Timestamp& at, absl::TimeZone zone
 }
 
 std::string Said(const v1::Node& node) {
+  // What an operator says of it explains more than anything it says itself.
+  if (!node.policy_reason().empty()) return absl::StrCat("operator: ", node.policy_reason());
   if (!node.waiting_for().empty()) return node.waiting_for();
   if (!node.has_last_refusal()) return "";
   const v1::Refusal& refusal = node.last_refusal();
@@ -120,8 +125,8 @@ std::string NodesText(const std::vector<v1::Node>& nodes) {
       {"NODE", "STATE", "FOR", "ROUND", "RECEIVED", "HEARD", "LEASE", "HOLDS", "VERSION", "SAYS"});
   for (const v1::Node& node : nodes) {
     const bool joined = node.incarnation() > 0;
-    table.Add({absl::StrCat(node.is_waited_for() ? "> " : "  ", node.name()),
-               StateWords(node.state()), Span(node.state_ms()), OutcomeWords(node.outcome()),
+    table.Add({absl::StrCat(node.is_waited_for() ? "> " : "  ", node.name()), StateWords(node),
+               Span(node.state_ms()), OutcomeWords(node.outcome()),
                joined ? Size(node.received_bytes()) : "",
                node.has_heartbeat_ms() ? Ago(node.heartbeat_ms()) : "",
                node.lease_left_ms() > 0 ? Span(node.lease_left_ms()) : "",

@@ -34,6 +34,15 @@ int Suspicion(const v1::Node& node) {
 
 // What is odd about a node, to follow its name after a comma; empty: nothing.
 std::string Clause(const v1::Node& node) {
+  const std::string reason =
+      node.policy_reason().empty() ? "" : absl::StrCat(" (", node.policy_reason(), ")");
+  if (node.state() == v1::NODE_STATE_EVICTED) {
+    return absl::StrCat("which an operator has evicted", reason, ": admit it or another");
+  }
+  // Of one that is awaited in the round it finishes there is more to say.
+  if (node.is_draining() && node.outcome() != v1::NODE_OUTCOME_OUTSTANDING) {
+    return absl::StrCat("which an operator drains", reason, ": admit it or another");
+  }
   switch (node.state()) {
     case v1::NODE_STATE_LEASE_ENDED:
       return absl::StrCat("which was lost ", Ago(node.state_ms()), " (last heard of ",

@@ -4,6 +4,7 @@
 
 #include "absl/time/time.h"
 #include "server/ctl/commands.h"
+#include "server/ctl/deeds.h"
 #include "server/ctl/render.h"
 #include "server/ctl/summary.h"
 #include "server/ctl/table.h"
@@ -56,6 +57,28 @@ TEST(Commands, KnownOnesWithAndWithoutARun) {
               HasSubstr("'b' is one too many"));
 }
 
+TEST(Commands, SomeAreAboutANode) {
+  EXPECT_EQ(ReadRequest({"nodes", "drain", "fra-1"})->command, Command::kNodesDrain);
+  EXPECT_EQ(ReadRequest({"nodes", "evict", "fra-1"})->node, "fra-1");
+  EXPECT_EQ(ReadRequest({"nodes", "admit", "fra-1"})->run, "");
+  EXPECT_EQ(ReadRequest({"runs", "checkpoint", "first"})->run, "first");
+  EXPECT_THAT(std::string(ReadRequest({"nodes", "drain"}).status().message()),
+              HasSubstr("'nodes drain' needs the name of a node"));
+  EXPECT_THAT(std::string(ReadRequest({"nodes", "evict", "a", "b"}).status().message()),
+              HasSubstr("takes one node, and 'b' is one too many"));
+  EXPECT_THAT(HelpText(), HasSubstr("  nodes drain NODE       let it finish"));
+}
+
+TEST(Deeds, SayWhatHappenedAndWhatToDoNext) {
+  v1::DrainNodeResponse drained;
+  EXPECT_THAT(DrainedText("b", drained), HasSubstr("No round counts on it; it may be stopped now"));
+  drained.set_last_round(1234);
+  EXPECT_THAT(DrainedText("b", drained),
+              HasSubstr("It finishes round 1,234; when that is committed it may be stopped, and "
+                        "nobody waits for it.\n'isthmusctl nodes admit b' takes it back"));
+  EXPECT_THAT(EvictedText("b"), HasSubstr("'isthmusctl nodes admit b' lets it in again"));
+}
+
 TEST(Commands, UnknownOnesAreAnsweredWithTheNearest) {
   const auto said = [](const std::vector<std::string>& words) {
     return std::string(ReadRequest(words).status().message());
@@ -96,6 +119,20 @@ TEST(Summary, AStalledRunNamesTheNodeSinceWhenAndWhy) {
   EXPECT_EQ(SummaryOf(StalledRun(), {LostNode()}),
             "Run first stands still: round 7 of 1,000 has waited 4 min 12 s for b, which was lost "
             "3 min 57 s ago (last heard of 4 min 12 s ago); look at b.");
+}
+
+TEST(Summary, WhoIsTakenOutIsSaidWithTheOperatorsReason) {
+  v1::Node node = LostNode();
+  node.set_state(v1::NODE_STATE_EVICTED);
+  node.set_policy_reason("bad disk");
+  EXPECT_THAT(SummaryOf(StalledRun(), {node}),
+              HasSubstr("which an operator has evicted (bad disk): admit it or another"));
+  node.set_state(v1::NODE_STATE_LEFT);
+  node.set_is_draining(true);
+  EXPECT_THAT(SummaryOf(StalledRun(), {node}), HasSubstr("which an operator drains (bad disk)"));
+  const std::string text = NodesText({node});
+  EXPECT_THAT(text, HasSubstr("left, drains"));
+  EXPECT_THAT(text, HasSubstr("operator: bad disk"));
 }
 
 TEST(Summary, OfSeveralTheWorstIsNamedFirst) {

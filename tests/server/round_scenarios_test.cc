@@ -8,10 +8,12 @@
 //   spec nodes=a,b [quorum=N] [steps=N] [lease=MS] [deadline=MS] [grace=MS]
 //   join NODE [HOLDS_ROUND]     ack NODE ROUND        heard NODE
 //   waiting NODE TEXT           complete NODE DIGEST  refuse NODE TEXT   abstain NODE TEXT
+//   drain NODE TEXT             evict NODE TEXT       admit NODE
 //   leave NODE                  persist               (the round being committed)
 //   tick MS [beating=a,b]       (ticks of 100 ms; the nodes named send heartbeats)
 //   pause MS                    (one tick after a gap)
-//   resume ROUND MEMBERS NODES  (the first command after spec: a run that a store kept)
+//   resume ROUND MEMBERS NODES [drained=a:LAST_ROUND,...] [evicted=b,...]
+//                               (the first command after spec: a run that a store kept)
 // Output: the effects in order, each with its time, then the sentence that Decide gives.
 #include <gtest/gtest.h>
 
@@ -40,6 +42,9 @@ struct EffectText {
   }
   std::string operator()(const TakeIn& effect) const {
     return absl::StrCat("take in ", effect.node, ", round ", effect.round);
+  }
+  std::string operator()(const TakeOut& effect) const {
+    return absl::StrCat("take out ", effect.node, ", round ", effect.round);
   }
   std::string operator()(const CommitRound& effect) const {
     std::string text = absl::StrCat("commit round ", effect.round);
@@ -119,6 +124,9 @@ class Scenario {
     if (verb == "refuse") return ContributionRefused{node, text};
     if (verb == "abstain") return NodeAbstained{node, text};
     if (verb == "leave") return NodeLeft{node, text};
+    if (verb == "drain") return NodePolicySet{node, NodePolicy::kDrain, text};
+    if (verb == "evict") return NodePolicySet{node, NodePolicy::kEvict, text};
+    if (verb == "admit") return NodePolicySet{node, NodePolicy::kNone, ""};
     throw std::runtime_error("unknown command: " + line);
   }
 
@@ -129,7 +137,19 @@ class Scenario {
     for (absl::string_view node : absl::StrSplit(words.at(3), ',')) {
       event.nodes.push_back({std::string(node), ++incarnation_});
     }
+    for (size_t i = 4; i < words.size(); ++i) AddPolicies(words[i], &event);
     return event;
+  }
+
+  void AddPolicies(const std::string& word, RunResumed* event) {
+    const std::pair<std::string, std::string> field = absl::StrSplit(word, '=');
+    const bool drained = field.first == "drained";
+    for (absl::string_view one : absl::StrSplit(field.second, ',')) {
+      const std::vector<std::string> parts = absl::StrSplit(one, ':');
+      const uint64_t last_round = drained ? static_cast<uint64_t>(Number(parts.at(1))) : 0;
+      event->policies.push_back(
+          {parts[0], drained ? NodePolicy::kDrain : NodePolicy::kEvict, "kept", last_round});
+    }
   }
 
   void Tick(const std::vector<std::string>& words, std::string* out) {

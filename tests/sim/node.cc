@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/sha256.h"
 #include "spec/manifest.h"
+#include "transport/errors.h"
 
 namespace isthmus::sim {
 
@@ -150,6 +151,13 @@ void Node::OnFinished(uint64_t last_round) {
 }
 
 void Node::OnEnded(const absl::Status& status) {
+  if (ReasonOf(status) == "NODE_EVICTED") {
+    // As in life: the ranks end with the sentence.
+    Trace("is evicted");
+    return scene_->world.After(0, [this, life = machine_.life()] {
+      if (life == machine_.life()) CrashTrainer();
+    });
+  }
   scene_->Fail(absl::StrCat("the session of ", name_, " has ended: ", status.ToString()));
 }
 

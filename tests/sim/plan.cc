@@ -80,11 +80,20 @@ void PickFaults(Random* random, Plan* plan) {
   // A third of the worlds have one trouble only, so that it is seen by itself.
   const bool one_only = random->Chance(333);
   const int on = one_only ? 0 : 550;
-  std::vector<bool*> kinds = {
-      &plan->crash_coordinator, &plan->pause_coordinator, &plan->store_faults, &plan->crash_agent,
-      &plan->crash_trainer,     &plan->pause_node,        &plan->partition,    &plan->leave};
+  std::vector<bool*> kinds = {&plan->crash_coordinator,
+                              &plan->pause_coordinator,
+                              &plan->store_faults,
+                              &plan->crash_agent,
+                              &plan->crash_trainer,
+                              &plan->pause_node,
+                              &plan->partition,
+                              &plan->leave,
+                              &plan->drain,
+                              &plan->evict};
   for (bool* kind : kinds) *kind = random->Chance(on);
   *Pick<bool*>(random, kinds) = true;
+  // In deterministic mode who contributes is part of the result.
+  if (plan->spec.deterministic()) plan->drain = plan->evict = false;
   plan->faults_end_ms = random->Between(5000, 60000);
   plan->fault_every_ms = random->Between(300, 6000);
   if (!one_only) {
@@ -193,7 +202,9 @@ std::string Describe(const Plan& plan) {
       {"trainer crashes", plan.crash_trainer},
       {"node pauses", plan.pause_node},
       {"partitions", plan.partition},
-      {"leaves", plan.leave}};
+      {"leaves", plan.leave},
+      {"drains", plan.drain},
+      {"evictions", plan.evict}};
   for (const auto& [name, on] : kinds) {
     if (on) absl::StrAppend(&line, " ", name, ",");
   }

@@ -45,6 +45,9 @@ struct Plan {
   bool pause_node = false;
   bool partition = false;
   bool leave = false;
+  // An operator's, taken back after a while.
+  bool drain = false;
+  bool evict = false;
   // Of rounds, in thousandths: some node's gradient is not a number; its contribution is spoilt on
   // the way out; all nodes' are not numbers.
   int abstain_permille = 0;

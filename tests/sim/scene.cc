@@ -22,9 +22,19 @@ Scene::Scene(Plan made, bool verbose)
 void Scene::Record(const Event& event) {
   world.Trace("history", isthmus::Describe(event));
   checker.Take(event);
+  if (event.kind == EventKind::kDurable) CheckPromises(event);
   if (!failure_.empty() || checker.violations().empty()) return;
   const Violation& first = checker.violations().front();
   Fail(absl::StrCat(first.invariant, ": ", first.sentence));
+}
+
+void Scene::CheckPromises(const Event& durable) {
+  for (const v1::IncludedContribution& included : durable.record->included()) {
+    const auto promised = out_from_.find(included.node());
+    if (promised == out_from_.end() || durable.round < promised->second) continue;
+    Fail(absl::StrCat("round ", durable.round, " has a contribution of ", included.node(),
+                      ", which an operator took out from round ", promised->second, " on"));
+  }
 }
 
 void Scene::Fail(const std::string& sentence) {

@@ -1,6 +1,8 @@
 // What everything in a simulated run shares.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -24,6 +26,9 @@ class Scene {
 
   // An event of the run: traced, and judged at once.
   void Record(const Event& event);
+  // What an operator was promised: no update from this round on has a contribution of the node.
+  void PromiseOut(const std::string& node, uint64_t from_round) { out_from_[node] = from_round; }
+  void EndPromise(const std::string& node) { out_from_.erase(node); }
   // Whether the faults have ended: the network is good from then on.
   bool healed() const { return world.NowMs() >= plan.faults_end_ms; }
   // Something that must not be, beside what the history shows.
@@ -32,6 +37,9 @@ class Scene {
   const std::string& failure() const { return failure_; }
 
  private:
+  void CheckPromises(const Event& durable);
+
+  std::map<std::string, uint64_t> out_from_;
   std::string failure_;
 };
 

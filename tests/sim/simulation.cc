@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -18,6 +19,8 @@ namespace {
 
 constexpr int64_t kDownMsMax = 8000;
 constexpr int64_t kDiskFullMsMax = 5000;
+constexpr int64_t kOperatorRetryMs = 500;
+constexpr int64_t kKeepUpMs = 1000;
 
 class Simulation {
  public:
@@ -30,6 +33,12 @@ class Simulation {
   void FaultOfCoordinator(int64_t kind);
   void FaultOfNode(Node* node);
   void Heal();
+  void KeepUp();
+  // An operator's word about a node, said until it is heard or another one follows it.
+  enum class Order { kDrain, kEvict, kAdmit };
+  void Say(Order order, const std::string& node);
+  void Deliver(Order order, const std::string& node, uint64_t number);
+  absl::Status Carry(Coordinator& host, Order order, const std::string& node);
   bool Finished() const;
   std::string Where() const;
   void CheckEnd();
@@ -42,6 +51,9 @@ class Simulation {
   World& world_;
   CoordinatorProcess coordinator_;
   std::vector<std::unique_ptr<Node>> nodes_;
+  std::map<std::string, uint64_t> last_order_;  // of each node
+  uint64_t orders_ = 0;                         // said
+  uint64_t orders_heard_ = 0;
 };
 
 Simulation::Simulation(const Plan& plan, bool verbose)
@@ -109,7 +121,7 @@ void Simulation::FaultOfNode(Node* node) {
       if (!node->agent_up()) node->StartAgent();
     });
   };
-  switch (random.Between(0, 4)) {
+  switch (random.Between(0, 5)) {
     case 0:
       if (!plan.crash_agent || !node->agent_up()) return;
       node->CrashAgent();
@@ -130,11 +142,73 @@ void Simulation::FaultOfNode(Node* node) {
                                               " for ", ms, " ms"));
       return node->link().Cut(way != 2, way != 1, ms);
     }
-    default:
+    case 4:
       if (!plan.leave || !node->agent_up()) return;
       node->Leave();
       return come_back();
+    default: {
+      if (!plan.drain && !plan.evict) return;
+      const bool drains = plan.drain && (!plan.evict || random.Chance(500));
+      Say(drains ? Order::kDrain : Order::kEvict, node->name());
+      // Meanwhile the site is at rest, or goes on as if nothing had been said.
+      if (drains && random.Chance(500) && node->agent_up()) node->CrashTrainer();
+      const auto admit = [this, node, number = orders_] {
+        if (last_order_[node->name()] == number) Say(Order::kAdmit, node->name());
+      };
+      world_.After(world_.random().Between(1, 2 * kDownMsMax), admit);
+      return come_back();
+    }
   }
+}
+
+void Simulation::Say(Order order, const std::string& node) {
+  const char* const words[] = {"drain", "evict", "admit"};
+  world_.Trace("operator", absl::StrCat(words[static_cast<int>(order)], " ", node));
+  scene_.EndPromise(node);
+  last_order_[node] = ++orders_;
+  Deliver(order, node, orders_);
+}
+
+void Simulation::Deliver(Order order, const std::string& node, uint64_t number) {
+  const auto again = [this, order, node, number] {
+    world_.After(kOperatorRetryMs, [this, order, node, number] { Deliver(order, node, number); });
+  };
+  if (last_order_[node] != number) return;
+  coordinator_.Receive(
+      world_.random().Between(0, 100),
+      [this, order, node, number, again](Coordinator& host) {
+        if (last_order_[node] != number) return;
+        if (!Carry(host, order, node).ok()) return again();
+        ++orders_heard_;
+      },
+      again);
+}
+
+absl::Status Simulation::Carry(Coordinator& host, Order order, const std::string& node) {
+  if (order == Order::kAdmit) {
+    v1::AdmitNodeRequest request;
+    request.set_node(node);
+    return host.AdmitNode(request).status();
+  }
+  uint64_t last_round = 0;
+  if (order == Order::kDrain) {
+    v1::DrainNodeRequest request;
+    request.set_node(node);
+    const auto drained = host.DrainNode(request);
+    // One that was evicted before stays out until it is admitted.
+    if (absl::IsFailedPrecondition(drained.status())) return absl::OkStatus();
+    if (!drained.ok()) return drained.status();
+    last_round = drained->last_round();
+  } else {
+    v1::EvictNodeRequest request;
+    request.set_node(node);
+    const absl::Status evicted = host.EvictNode(request).status();
+    if (!evicted.ok()) return evicted;
+    last_round = host.Look().machine.committing_round();
+  }
+  const uint64_t committed = host.Look().machine.committed_round();
+  scene_.PromiseOut(node, std::max(last_round, committed) + 1);
+  return absl::OkStatus();
 }
 
 void Simulation::Heal() {
@@ -143,9 +217,19 @@ void Simulation::Heal() {
   if (coordinator_.up()) coordinator_.store().Heal();
   if (!coordinator_.up()) coordinator_.Start();
   for (const std::unique_ptr<Node>& node : nodes_) {
+    if (last_order_.count(node->name()) != 0) Say(Order::kAdmit, node->name());
+  }
+  KeepUp();
+}
+
+// Starts what does not run, as whoever looks after a site does: a node may have been told that it
+// is evicted after it was admitted again.
+void Simulation::KeepUp() {
+  for (const std::unique_ptr<Node>& node : nodes_) {
     if (!node->trainer_up()) node->StartTrainer();
     if (!node->agent_up()) node->StartAgent();
   }
+  if (orders_ > 0) world_.After(kKeepUpMs, [this] { KeepUp(); });
 }
 
 bool Simulation::Finished() const {
@@ -179,6 +263,7 @@ Verdict Simulation::Run() {
   verdict.included = ledger.included;
   verdict.left_out = ledger.left_out;
   verdict.dropped = ledger.dropped;
+  verdict.orders = orders_heard_;
   verdict.coordinator_lives = coordinator_.process().life();
   for (const auto& node : nodes_) verdict.trainer_lives += node->lives();
   if (!verdict.failure.empty()) return verdict;

@@ -14,6 +14,7 @@ from xml_report import main
 CTL = ROOT / "server/ctl/isthmusctl"
 BUF = Path(os.environ["TEST_SRCDIR"]) / "buf/buf"
 CALL_S = 20
+GRACE_MS = 2000  # of the runs here
 
 
 class Ctl(SystemCase):
@@ -118,6 +119,133 @@ class Live(Ctl):
         self.assertIn(
             "is finished: all 8 rounds", self.ctl("runs", "show", address=cluster.address)
         )
+
+
+class Operating(Ctl):
+    def node(self, cluster, name):
+        """A node as `nodes list` has it."""
+        nodes = self.ctl_json("nodes", "list", address=cluster.address)["nodes"]
+        return next(node for node in nodes if node["name"] == name)
+
+    def outcomes(self, cluster, limit):
+        """The newest committed rounds: (round, {node: outcome}, how long it took in ms)."""
+        listed = self.ctl_json(f"--limit={limit}", "rounds", "list", address=cluster.address)
+        return [
+            (
+                int(one["round"]),
+                {node["node"]: node["outcome"] for node in one["nodes"]},
+                int(one["durationMs"]),
+            )
+            for one in listed["rounds"]
+            if one["state"] == "ROUND_STATE_COMMITTED"
+        ]
+
+    def wait_rounds_of_a_alone(self, cluster, count=10):
+        """So many further rounds commit with a alone, and none waits for anybody."""
+        begin = int(self.ctl_json("runs", "show", address=cluster.address)["run"]["openRound"])
+        found = [[]]
+
+        def committed():
+            rounds = self.outcomes(cluster, 2 * count)
+            found[0] = [one for one in rounds if one[0] > begin]
+            return len(found[0]) >= count
+
+        self.wait_until(committed, f"{count} rounds after round {begin}")
+        for number, nodes, duration_ms in found[0]:
+            self.assertEqual(nodes["a"], "NODE_OUTCOME_INCLUDED", number)
+            self.assertNotIn(nodes["b"], ("NODE_OUTCOME_INCLUDED", "NODE_OUTCOME_OUTSTANDING"))
+            self.assertLess(duration_ms, GRACE_MS, f"round {number} waited")
+
+    def wait_both(self, cluster):
+        """A round commits that has both nodes."""
+
+        def both():
+            return any(
+                set(nodes.values()) == {"NODE_OUTCOME_INCLUDED"}
+                for _, nodes, _ in self.outcomes(cluster, 5)
+            )
+
+        self.wait_until(both, "a round of both nodes")
+
+    def stop_node(self, cluster, node):
+        """Ends a node's processes in good order."""
+        for name in (f"trainer-{node}-0", f"agent-{node}"):
+            cluster.processes[name].send_signal(signal.SIGTERM)
+            code, output = self.wait_exit(cluster, name)
+            self.assertEqual(code, 0, output)
+
+    def assert_trainer_is_refused(self, cluster):
+        """The trainer of the evicted node b ends, and its last line says all."""
+        code, output = self.wait_exit(cluster, "trainer-b-0")
+        self.assertEqual(code, 1, output)
+        last = output.strip().splitlines()[-1]
+        self.assertIn("node 'b' was evicted from run 'small'", last)
+        self.assertIn("(bad disk)", last)
+        self.assertIn("isthmusctl nodes admit b", last)
+        del cluster.processes["trainer-b-0"]  # its end is no accident
+
+    def test_a_drained_node_is_not_waited_for_and_comes_back(self):
+        cluster = self.running(quorum=1)
+        address = cluster.address
+        said = self.ctl("nodes", "drain", "b", "--reason=new fans", address=address)
+        print(said)
+        self.assertIn("Node b drains", said)
+        self.assertIn("isthmusctl nodes admit b", said)
+        self.assertIn("The coordinator says: ", said)
+        self.wait_until(
+            lambda: self.node(cluster, "b")["state"] == "NODE_STATE_DRAINING", "b to drain"
+        )
+        self.assertIn("operator: new fans", self.ctl("nodes", "list", address=address))
+        self.wait_rounds_of_a_alone(cluster)
+        # It goes on getting updates, so that it is in step when it is admitted.
+        before = int(self.node(cluster, "b")["acknowledgedRound"])
+        self.wait_until(
+            lambda: int(self.node(cluster, "b")["acknowledgedRound"]) > before + 5, "updates for b"
+        )
+        self.stop_node(cluster, "b")
+        self.wait_rounds_of_a_alone(cluster)
+        self.assertIn("left, drains", self.ctl("nodes", "list", address=address))
+        self.assertIn("Node b is admitted", self.ctl("nodes", "admit", "b", address=address))
+        cluster.start_agent("b")
+        cluster.start_trainers("b", self.text)
+        self.wait_both(cluster)
+
+    def test_an_evicted_node_ends_and_is_refused_until_it_is_admitted(self):
+        # A quorum of all nodes: it must not be missed.
+        cluster = self.running()
+        address = cluster.address
+        said = self.ctl("nodes", "evict", "b", "--reason=bad disk", address=address)
+        print(said)
+        self.assertIn("Node b is evicted", said)
+        self.assert_trainer_is_refused(cluster)
+        cluster.start_trainers("b", self.text)
+        self.assert_trainer_is_refused(cluster)
+        self.wait_rounds_of_a_alone(cluster)
+        self.assertEqual(self.node(cluster, "b")["state"], "NODE_STATE_EVICTED")
+        # It holds over a restart of the coordinator.
+        self.kill(cluster.processes["coordinator"])
+        cluster.start_coordinator()
+        self.assertEqual(self.node(cluster, "b")["policyReason"], "bad disk")
+        self.wait_rounds_of_a_alone(cluster)
+        refused = self.ctl("nodes", "drain", "b", address=address, code=1)
+        self.assertIn("is evicted (bad disk)", refused)
+        self.ctl("nodes", "admit", "b", address=address)
+        cluster.start_trainers("b", self.text)
+        self.wait_both(cluster)
+
+    def test_a_snapshot_is_made_when_asked_for(self):
+        cluster = self.running()
+        said = self.ctl("runs", "checkpoint", address=cluster.address)
+        print(said)
+        self.assertRegex(said, r"A snapshot of round [0-9,]+ will be kept")
+        self.wait_log(cluster, "coordinator", "snapshot kept")
+
+    def test_a_node_that_is_not_there(self):
+        cluster = self.cluster({"a": 1, "b": 1})
+        cluster.start_coordinator()
+        said = self.ctl("nodes", "drain", "c", address=cluster.address, code=1)
+        self.assertIn("its spec names a, b", said)
+        self.assertIn("needs the name of a node", self.ctl("nodes", "evict", code=2))
 
 
 class Reflection(Ctl):

@@ -1,0 +1,74 @@
+#include "server/admin_service.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "isthmus/v1/admin.grpc.pb.h"
+#include "transport/grpc_status.h"
+
+namespace isthmus {
+namespace {
+
+constexpr char kServiceName[] = "isthmus.v1.AdminService";
+
+template <typename Response>
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                 absl::StatusOr<Response> result, Response* response) {
+  if (result.ok()) *response = *std::move(result);
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(result.status()));
+  return reactor;
+}
+
+}  // namespace
+
+class AdminServer::Service final : public v1::AdminService::CallbackService {
+ public:
+  explicit Service(Coordinator* coordinator) : coordinator_(coordinator) {}
+
+  grpc::ServerUnaryReactor* DrainNode(grpc::CallbackServerContext* context,
+                                      const v1::DrainNodeRequest* request,
+                                      v1::DrainNodeResponse* response) override {
+    return Answer(context, coordinator_->DrainNode(*request), response);
+  }
+  grpc::ServerUnaryReactor* EvictNode(grpc::CallbackServerContext* context,
+                                      const v1::EvictNodeRequest* request,
+                                      v1::EvictNodeResponse* response) override {
+    return Answer(context, coordinator_->EvictNode(*request), response);
+  }
+  grpc::ServerUnaryReactor* AdmitNode(grpc::CallbackServerContext* context,
+                                      const v1::AdmitNodeRequest* request,
+                                      v1::AdmitNodeResponse* response) override {
+    return Answer(context, coordinator_->AdmitNode(*request), response);
+  }
+  grpc::ServerUnaryReactor* CheckpointRun(grpc::CallbackServerContext* context,
+                                          const v1::CheckpointRunRequest* request,
+                                          v1::CheckpointRunResponse* response) override {
+    return Answer(context, Checkpoint(*request), response);
+  }
+
+ private:
+  absl::StatusOr<v1::CheckpointRunResponse> Checkpoint(
+      const v1::CheckpointRunRequest& request) const {
+    if (const absl::Status run = coordinator_->CheckRun(request.run()); !run.ok()) return run;
+    const absl::StatusOr<uint64_t> round = coordinator_->RequestSnapshot();
+    if (!round.ok()) return round.status();
+    v1::CheckpointRunResponse response;
+    response.set_round(*round);
+    return response;
+  }
+
+  Coordinator* const coordinator_;
+};
+
+AdminServer::AdminServer(Coordinator* coordinator)
+    : service_(std::make_unique<Service>(coordinator)) {}
+
+AdminServer::~AdminServer() = default;
+
+AddedService AdminServer::added() {
+  return {kServiceName, service_.get(), [](const absl::Status&) {}};  // it has no streams
+}
+
+}  // namespace isthmus

@@ -1,0 +1,37 @@
+#include "server/ctl/deeds.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/ctl/words.h"
+
+namespace isthmus {
+
+std::string DrainedText(const std::string& node, const v1::DrainNodeResponse& drained) {
+  const std::string round = drained.last_round() == 0
+                                ? "No round counts on it; it may be stopped now"
+                                : absl::StrCat("It finishes round ", Grouped(drained.last_round()),
+                                               "; when that is committed it may be stopped");
+  return absl::StrCat(
+      "Node ", node, " drains: it gets updates and takes part in no further round.\n", round,
+      ", and nobody waits for it.\n'isthmusctl nodes admit ", node, "' takes it back.\n");
+}
+
+std::string EvictedText(const std::string& node) {
+  return absl::StrCat(
+      "Node ", node,
+      " is evicted: what it sent for the open round does not count, its trainers end, and it may "
+      "not join.\n'isthmusctl nodes admit ",
+      node, "' lets it in again; start its trainers then.\n");
+}
+
+std::string AdmittedText(const std::string& node) {
+  return absl::StrCat("Node ", node,
+                      " is admitted: it takes part as soon as it is connected and holds the last "
+                      "round.\nStart its agent and trainers if they do not run.\n");
+}
+
+std::string CheckpointText(const v1::CheckpointRunResponse& asked) {
+  return absl::StrCat("A snapshot of round ", Grouped(asked.round()),
+                      " will be kept; a node uploads it while the rounds go on.\n");
+}
+
+}  // namespace isthmus

@@ -1,0 +1,15 @@
+// What isthmusctl says when it has changed something: what happened, and what to do next.
+#pragma once
+
+#include <string>
+
+#include "isthmus/v1/admin.pb.h"
+
+namespace isthmus {
+
+std::string DrainedText(const std::string& node, const v1::DrainNodeResponse& drained);
+std::string EvictedText(const std::string& node);
+std::string AdmittedText(const std::string& node);
+std::string CheckpointText(const v1::CheckpointRunResponse& asked);
+
+}  // namespace isthmus
