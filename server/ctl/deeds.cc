@@ -20,7 +20,7 @@ std::string EvictedText(const std::string& node) {
       "Node ", node,
       " is evicted: what it sent for the open round does not count, its trainers end, and it may "
       "not join.\n'isthmusctl nodes admit ",
-      node, "' lets it in again; start its trainers then.\n");
+      node, "' lets it in again; then start what has ended of it.\n");
 }
 
 std::string AdmittedText(const std::string& node) {

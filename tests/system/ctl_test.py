@@ -174,15 +174,21 @@ class Operating(Ctl):
             code, output = self.wait_exit(cluster, name)
             self.assertEqual(code, 0, output)
 
-    def assert_trainer_is_refused(self, cluster):
-        """The trainer of the evicted node b ends, and its last line says all."""
-        code, output = self.wait_exit(cluster, "trainer-b-0")
-        self.assertEqual(code, 1, output)
-        last = output.strip().splitlines()[-1]
-        self.assertIn("node 'b' was evicted from run 'small'", last)
-        self.assertIn("(bad disk)", last)
-        self.assertIn("isthmusctl nodes admit b", last)
-        del cluster.processes["trainer-b-0"]  # its end is no accident
+    def assert_node_is_refused(self, cluster):
+        """The processes of the evicted node b end, and their last lines say all."""
+        for name in ("trainer-b-0", "agent-b"):
+            code, output = self.wait_exit(cluster, name)
+            self.assertEqual(code, 1, output)
+            last = output.strip().splitlines()[-1]
+            self.assertIn("node 'b' was evicted from run 'small'", last)
+            self.assertIn("(bad disk)", last)
+            self.assertIn("isthmusctl nodes admit b", last)
+            del cluster.processes[name]  # its end is no accident
+
+    def start_node(self, cluster, node):
+        """Starts a node that has ended."""
+        cluster.start_agent(node)
+        cluster.start_trainers(node, self.text)
 
     def test_a_drained_node_is_not_waited_for_and_comes_back(self):
         cluster = self.running(quorum=1)
@@ -206,8 +212,7 @@ class Operating(Ctl):
         self.wait_rounds_of_a_alone(cluster)
         self.assertIn("left, drains", self.ctl("nodes", "list", address=address))
         self.assertIn("Node b is admitted", self.ctl("nodes", "admit", "b", address=address))
-        cluster.start_agent("b")
-        cluster.start_trainers("b", self.text)
+        self.start_node(cluster, "b")
         self.wait_both(cluster)
 
     def test_an_evicted_node_ends_and_is_refused_until_it_is_admitted(self):
@@ -217,9 +222,9 @@ class Operating(Ctl):
         said = self.ctl("nodes", "evict", "b", "--reason=bad disk", address=address)
         print(said)
         self.assertIn("Node b is evicted", said)
-        self.assert_trainer_is_refused(cluster)
-        cluster.start_trainers("b", self.text)
-        self.assert_trainer_is_refused(cluster)
+        self.assert_node_is_refused(cluster)
+        self.start_node(cluster, "b")
+        self.assert_node_is_refused(cluster)
         self.wait_rounds_of_a_alone(cluster)
         self.assertEqual(self.node(cluster, "b")["state"], "NODE_STATE_EVICTED")
         # It holds over a restart of the coordinator.
@@ -230,7 +235,7 @@ class Operating(Ctl):
         refused = self.ctl("nodes", "drain", "b", address=address, code=1)
         self.assertIn("is evicted (bad disk)", refused)
         self.ctl("nodes", "admit", "b", address=address)
-        cluster.start_trainers("b", self.text)
+        self.start_node(cluster, "b")
         self.wait_both(cluster)
 
     def test_a_snapshot_is_made_when_asked_for(self):
