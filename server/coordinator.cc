@@ -159,6 +159,11 @@ void Coordinator::CarryOutLocked(const EndLease& effect) {
   LogWarning("lease ended: the node was not heard of",
              {{"node", effect.node}, {"lease_ms", absl::StrCat(spec_.timing().lease_ms())}});
   NoteChangeLocked(effect.node, /*left=*/false);
+  // What had arrived could be gone on with while the lease lived; now it only takes memory.
+  if (aggregator_ != nullptr) {
+    aggregator_->Discard(effect.node);
+    if (aggregator_->Find(effect.node) == nullptr) nodes_[effect.node].trail.received_bytes = 0;
+  }
   CloseWatchLocked(&nodes_[effect.node],
                    WithReason(absl::FailedPreconditionError(
                                   absl::StrCat("the lease of node '", effect.node,
