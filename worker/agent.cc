@@ -227,6 +227,9 @@ void AgentImpl::SendContribution(const std::shared_ptr<Submission>& submission) 
     submission->pieces.clear();
     submission->digest.clear();
   }
+  LogDebug("contribution", {{"round", absl::StrCat(submission->round)},
+                            {"attempt", absl::StrCat(submission->attempt)},
+                            {"digest", HexPrefix(submission->digest, 2 * kSha256Bytes)}});
   SendUpstream(submission);
 }
 
@@ -280,7 +283,8 @@ void AgentImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
       }
       LogDebug("update", {{"round", absl::StrCat(round)},
                           {"included", absl::StrCat(update->record.included_size())},
-                          {"own_included", own_included ? "yes" : "no"}});
+                          {"own_included", own_included ? "yes" : "no"},
+                          {"sha256", HexPrefix(update->record.sha256(), 2 * kSha256Bytes)}});
     }
   }
   Close(closings);
