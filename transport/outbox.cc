@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "spec/piece.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -27,6 +28,7 @@ void Outbox::Put(std::shared_ptr<const Submission> submission, Refused refused) 
 }
 
 void Outbox::Settle(uint64_t round) {
+  held_.erase(held_.begin(), held_.upper_bound(round));
   entries_.erase(entries_.begin(), entries_.upper_bound(round));
 }
 
@@ -38,9 +40,43 @@ std::optional<Outbox::Ticket> Outbox::Next() {
     entry.opened = false;
     if (entry.sent_before) ++resends_;
     entry.sent_before = true;
-    return Ticket{entry.submission, entry.number};
+    Ticket ticket{entry.submission, entry.number, {}};
+    if (const auto held = held_.find(round); held != held_.end()) {
+      if (held->second.attempt() == entry.submission->attempt) {
+        ticket.held.assign(held->second.ranges().begin(), held->second.ranges().end());
+      }
+      held_.erase(held);
+    }
+    return ticket;
   }
   return std::nullopt;
+}
+
+Outbox::Part Outbox::NotHeld(const Ticket& ticket) {
+  const Submission& submission = *ticket.submission;
+  ChunkRanges held;
+  for (const v1::ChunkRange& range : ticket.held) held.Add(range.begin(), range.end());
+  Part part;
+  for (size_t i = 0; i < submission.piece_ranges.size() && i < submission.pieces.size(); ++i) {
+    const v1::ChunkRange& range = submission.piece_ranges[i];
+    if (held.Contains(range.begin(), range.end())) continue;
+    part.pieces.push_back(&submission.pieces[i]);
+    const bool goes_on = !part.ranges.empty() && part.ranges.back().end() == range.begin();
+    if (goes_on) {
+      part.ranges.back().set_end(range.end());
+    } else {
+      part.ranges.push_back(range);
+    }
+  }
+  const bool some_are_held = !part.pieces.empty() &&
+                             part.pieces.size() < submission.pieces.size() &&
+                             submission.piece_ranges.size() == submission.pieces.size();
+  if (some_are_held) return part;
+  // All of it: also where only the end was lost, as an end comes with a range.
+  part.ranges = submission.ranges;
+  part.pieces.clear();
+  for (const std::string& piece : submission.pieces) part.pieces.push_back(&piece);
+  return part;
 }
 
 Outbox::Entry* Outbox::Find(const Ticket& ticket) {
@@ -107,6 +143,10 @@ Outbox::Verdict Outbox::Conclude(const Ticket& ticket, uint64_t incarnation, boo
 
 void Outbox::WatchStarted(const v1::WatchStart& start, uint64_t incarnation) {
   committed_round_ = start.committed_round();
+  held_.clear();
+  for (const v1::HeldContribution& one : start.held()) {
+    if (!one.complete()) held_[one.round()] = one;
+  }
   for (auto& [round, entry] : entries_) {
     bool held = round <= committed_round_;
     for (const v1::HeldContribution& one : start.held()) held |= Covers(one, *entry.submission);

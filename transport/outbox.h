@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "isthmus/v1/coordinator.pb.h"
@@ -29,8 +31,17 @@ class Outbox {
   struct Ticket {
     std::shared_ptr<const Submission> submission;
     uint64_t number = 0;  // names the submission, as others may replace it meanwhile
+    // What the server held of it when the present watch began; none: nothing, or that was used.
+    std::vector<v1::ChunkRange> held;
   };
   std::optional<Ticket> Next();
+
+  // What of a submission is to be sent where the server holds some chunks of it already.
+  struct Part {
+    std::vector<const std::string*> pieces;
+    std::vector<v1::ChunkRange> ranges;  // all of its chunks, where all pieces are sent
+  };
+  static Part NotHeld(const Ticket& ticket);
 
   // Outcomes. There was a receipt.
   void Held(const Ticket& ticket);
@@ -85,6 +96,9 @@ class Outbox {
 
   std::map<uint64_t, Entry> entries_;  // by round
   uint64_t committed_round_ = 0;       // at the begin of the last watch
+  // Incomplete contributions that the server held then, by round. Each is used once: what is sent
+  // after that goes whole, whatever became of it there.
+  std::map<uint64_t, v1::HeldContribution> held_;
   uint64_t last_number_ = 0;
   uint64_t resends_ = 0;
 };

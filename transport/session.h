@@ -38,6 +38,9 @@ struct Submission {
   uint64_t attempt = 0;
   std::vector<v1::ChunkRange> ranges;
   std::vector<std::string> pieces;
+  // The chunks of each piece, in their order, so that pieces that the server holds need not be sent
+  // again. Empty: not known, and all are sent.
+  std::vector<v1::ChunkRange> piece_ranges;
   uint64_t tokens = 0;
   uint64_t steps = 1;
   std::string digest;          // ROLE_NODE

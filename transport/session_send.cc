@@ -27,16 +27,22 @@ void SessionImpl::SendLoop() {
       changed_.wait(lock);  // for a submission, or for a watch to begin
       continue;
     }
-    const v1::SubmitHeader header = Header(*ticket->submission);
+    // A node's contribution that broke off is gone on with. Ranks are near their agent.
+    if (!is_node()) ticket->held.clear();
+    const Outbox::Part part = Outbox::NotHeld(*ticket);
+    v1::SubmitHeader header = Header(*ticket->submission);
+    *header.mutable_ranges() = {part.ranges.begin(), part.ranges.end()};
     const std::shared_ptr<Client> client = client_;
     lock.unlock();
-    std::vector<const std::string*> pieces;
-    for (const std::string& piece : ticket->submission->pieces) pieces.push_back(&piece);
     v1::SubmitEnd end;
     end.set_digest(ticket->submission->digest);
     sending_ = true;
-    const absl::Status status = client->Submit(header, pieces, end).status();
+    const auto receipt = client->Submit(header, part.pieces, end);
     sending_ = false;
+    absl::Status status = receipt.status();
+    // The server gave up meanwhile what it had held.
+    const bool lacks = receipt.ok() && !ticket->held.empty() && !receipt->complete();
+    if (lacks) status = absl::CancelledError("what was held is gone");
     lock.lock();
     Outbox::Refused refused;
     const int64_t delay_ms = Conclude(*ticket, header.incarnation(), status, &refused);
@@ -58,7 +64,6 @@ v1::SubmitHeader SessionImpl::Header(const Submission& submission) {
   header.set_base_round(submission.base_round);
   header.set_incarnation(joined_.incarnation());
   header.set_attempt(submission.attempt);
-  for (const v1::ChunkRange& range : submission.ranges) *header.add_ranges() = range;
   header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
   header.set_tokens(submission.tokens);
   header.set_steps(submission.steps);

@@ -166,7 +166,12 @@ std::shared_ptr<Submission> Bundle::Take() {
     range.set_end(end);
   }
   submission->pieces.reserve(pieces.size());
-  for (auto& [first_chunk, piece] : pieces) submission->pieces.push_back(std::move(piece->bytes));
+  for (auto& [first_chunk, piece] : pieces) {
+    v1::ChunkRange& range = submission->piece_ranges.emplace_back();
+    range.set_begin(first_chunk);
+    range.set_end(piece->end_chunk);
+    submission->pieces.push_back(std::move(piece->bytes));
+  }
   return submission;
 }
 

@@ -92,6 +92,59 @@ TEST(OutboxTest, ANewWatchDecidesWhatIsSentAgain) {
   }
 }
 
+// Chunks 10 to 20 in three pieces.
+std::shared_ptr<const Submission> ThreePieces() {
+  auto submission = std::make_shared<Submission>(*Contribution(3));
+  submission->pieces = {"a", "b", "c"};
+  const uint64_t cuts[] = {10, 13, 16, 20};
+  for (int i = 0; i < 3; ++i) {
+    v1::ChunkRange& range = submission->piece_ranges.emplace_back();
+    range.set_begin(cuts[i]);
+    range.set_end(cuts[i + 1]);
+  }
+  return submission;
+}
+
+std::string Sent(const Outbox::Part& part) {
+  std::string sent;
+  for (const std::string* piece : part.pieces) sent += *piece;
+  for (const v1::ChunkRange& range : part.ranges) {
+    sent += " " + std::to_string(range.begin()) + "-" + std::to_string(range.end());
+  }
+  return sent;
+}
+
+TEST(OutboxTest, WhatTheServerHoldsOfAContributionIsNotSentAgain) {
+  const struct {
+    v1::WatchStart start;
+    const char* sent;
+  } cases[] = {
+      {v1::WatchStart(), "abc 10-20"},
+      {Holding(3, 1, 10, 13, false), "bc 13-20"},
+      {Holding(3, 1, 13, 16, false), "ac 10-13 16-20"},
+      {Holding(3, 1, 12, 20, false), "a 10-13"},
+      {Holding(3, 1, 10, 20, false), "abc 10-20"},  // all of it, but the end was lost
+      {Holding(3, 2, 10, 13, false), "abc 10-20"},  // of another attempt
+      {Holding(2, 1, 10, 13, false), "abc 10-20"},
+  };
+  for (const auto& one : cases) {
+    Outbox outbox;
+    outbox.WatchStarted(one.start, 1);
+    outbox.Put(ThreePieces(), nullptr);
+    const auto ticket = outbox.Next();
+    EXPECT_EQ(Sent(Outbox::NotHeld(*ticket)), one.sent) << one.start.ShortDebugString();
+    outbox.Again(*ticket);  // whatever became of it
+    EXPECT_EQ(Sent(Outbox::NotHeld(*outbox.Next())), "abc 10-20");
+  }
+}
+
+TEST(OutboxTest, PiecesOfUnknownChunksAreAllSent) {
+  Outbox outbox;
+  outbox.WatchStarted(Holding(3, 1, 10, 13, false), 1);
+  outbox.Put(Contribution(3), nullptr);
+  EXPECT_EQ(Sent(Outbox::NotHeld(*outbox.Next())), "piece 10-20");
+}
+
 TEST(OutboxTest, AReceiptFromBeforeANewWatchProvesNothing) {
   Outbox outbox;
   outbox.Put(Contribution(3), nullptr);
