@@ -41,6 +41,7 @@ ABSL_FLAG(std::string, run_spec, "", "the run's spec");
 ABSL_FLAG(std::string, state_dir, "", "state folder; empty: the store is in memory");
 ABSL_FLAG(std::string, probe_dir, "", "measure the disk below this folder, and nothing else");
 ABSL_FLAG(bool, die, false, "end by SIGKILL");
+ABSL_FLAG(uint64_t, keep_bytes, isthmus::kStoredBytesDefault, "of updates, as the coordinator's");
 ABSL_FLAG(uint64_t, rounds, 300, "rounds, or writes of the probe");
 ABSL_FLAG(uint64_t, payload_bytes, 33000,
           "bytes of a contribution, about; of a write of the probe");
@@ -149,6 +150,7 @@ class Bench {
     if (!absl::GetFlag(FLAGS_state_dir).empty()) {
       RocksStoreOptions store;
       store.dir = absl::GetFlag(FLAGS_state_dir);
+      store.limits.bytes_max = absl::GetFlag(FLAGS_keep_bytes);
       ISTHMUS_ASSIGN_OR_RETURN(options.store, OpenRocksStore(store));
     }
     store_ = options.store;

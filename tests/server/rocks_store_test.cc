@@ -74,12 +74,13 @@ TEST_F(RocksStoreTest, ATornLastWriteIsCutOffAtEveryByte) {
   CommitTestRounds(store.get(), 1, 40);
   const uint64_t after = LogBytes();
   ASSERT_GT(after, before);
-  TearLog(before, after, [&](Store* torn, uint64_t size) {
+  const uint64_t tried = TearLog(before, after, [&](Store* torn, uint64_t size) {
     ASSERT_EQ(torn->last_round(), size == after ? 4u : 3u);
     // It goes on from there.
     CommitTestRounds(torn, 2, 40);
     EXPECT_EQ(*torn->RecordSha256(3), TestSha256(3));
   });
+  std::printf("torn at %llu points\n", static_cast<unsigned long long>(tried));
 }
 
 TEST_F(RocksStoreTest, DamageBeforeTheEndIsRefusedAndNamed) {
@@ -115,7 +116,8 @@ TEST_F(RocksStoreTest, PowerLostAtEveryOperation) {
   options_.write_buffer_bytes = 64 << 10;  // so that tables are written and merged on the way
   options_.limits.rounds_max = 4;
   bool went_through = false;
-  for (int operation = 1; !went_through; operation += NextFault(&random, 50)) {
+  int cuts = 0;
+  for (int operation = 1; !went_through; operation += NextFault(&random, 50), ++cuts) {
     SCOPED_TRACE(absl::StrCat("operation ", operation));
     fs::remove_all(options_.dir);
     const auto system = std::make_shared<FaultFileSystem>();
@@ -139,6 +141,7 @@ TEST_F(RocksStoreTest, PowerLostAtEveryOperation) {
     ExpectRounds(*store, store->last_round(), kBytes);
     CommitTestRounds(store.get(), 1, kBytes);
   }
+  std::printf("power lost at %d operations\n", cuts);
 }
 
 TEST_F(RocksStoreTest, AFullDiskIsWaitedForAndThenGoneOn) {
