@@ -54,6 +54,12 @@ class Cluster:
         self.box = box
         self.durable = durable
         self.processes = {}
+        # For faults; by the name of a process, or of its program: more flags, a command that starts
+        # it (strace, say), more environment. And by node: where its agent finds the coordinator.
+        self.flags = {}
+        self.under = {}
+        self.environment = {}
+        self.routes = {}
         self._log_begins = {}
         self.address = None
         self.spec_file = self.folder / "run.txtpb"
@@ -81,7 +87,7 @@ class Cluster:
     def spawn_coordinator(self, *more_flags, under=()):
         """The same without waiting."""
         host = self.box.hub_address() if self.box else "127.0.0.1"
-        self._spawn(
+        self.spawn(
             "coordinator",
             f"--run_spec={self.spec_file}",
             f"--listen={self.address or host + ':0'}",
@@ -101,10 +107,10 @@ class Cluster:
         agent_socket = f"unix:{self.folder}/{node}.sock"
         ready = self.folder / f"agent-{node}.ready"
         ready.unlink(missing_ok=True)
-        self._spawn(
+        self.spawn(
             f"agent-{node}",
             f"--node={node}",
-            f"--coordinator={self.address}",
+            f"--coordinator={self.routes.get(node, self.address)}",
             f"--ranks={self.ranks[node]}",
             f"--listen={agent_socket}",
             f"--state_dir={self.folder}/state-{node}",
@@ -123,7 +129,7 @@ class Cluster:
 
     def start_trainer(self, node, rank, port, data_file, more_flags=()):
         """Starts one rank; `port` is where its group meets."""
-        self._spawn(
+        self.spawn(
             f"trainer-{node}-{rank}",
             f"--agent=unix:{self.folder}/{node}.sock",
             f"--data={data_file}",
@@ -153,9 +159,16 @@ class Cluster:
         text = self.log_file(name).read_bytes()[self._log_begins[name] :]
         return text.decode(errors="replace")
 
-    def _spawn(self, name, *flags, under=()):
+    def spawn(self, name, *flags, under=()):
+        """Starts a process; its name up to the first '-' is that of its program."""
         program, _, rest = name.partition("-")
-        command = [*under, self.binaries[program], *flags]
+        keys = {program, name}
+        more = [flag for key in keys for flag in self.flags.get(key, ())]
+        under = [word for key in keys for word in self.under.get(key, ())] + list(under)
+        environment = dict(os.environ)
+        for key in keys:
+            environment.update(self.environment.get(key, {}))
+        command = [*under, self.binaries[program], *flags, *more]
         if self.box:
             command = self.box.command(self._place(program, rest), command)
         with open(self.log_file(name), "ab") as log:  # a process that starts again adds to it
@@ -166,6 +179,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                env=environment,
             )
 
     def _place(self, program, rest):

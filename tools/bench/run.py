@@ -48,10 +48,14 @@ BENCHMARKS = {
     ),
     "faults": Benchmark(
         script="faults.py",
-        targets=["//:coordinator", "//:agent", "//:trainer"],
+        targets=["//:coordinator", "//:agent", "//:trainer", "//:isthmusctl", "//bench:rounds"]
+        + ["//tests/history:check_history", "//tests/history:store_history"]
+        + ["//tests/server:rocks_store_test", "//tests/server:served_faults_test"]
+        + ["//tests/releases:release_test", "//tests/sim:simulate"]
+        + ["//tests/system:durability_test"],
         environment=None,
-        timeout_min=45,
-        about="processes killed at random: the run ends as the undisturbed one, bit for bit",
+        timeout_min=60,
+        about="faults of processes, disks, clocks and peers: what must hold, and how soon",
     ),
     "outer": Benchmark(
         script="outer.py",

@@ -1,0 +1,1 @@
+"""The cases of `./dev bench faults`, one family a file."""
