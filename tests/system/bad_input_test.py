@@ -54,30 +54,30 @@ class BadInput(SystemCase):
     def test_run_spec_that_does_not_parse(self):
         cluster = self.cluster({"a": 1})
         cluster.spec_file.write_text('run: "x"\nsteps: many\n')
-        cluster._spawn("coordinator", f"--run_spec={cluster.spec_file}", "--listen=127.0.0.1:0")
+        cluster.spawn("coordinator", f"--run_spec={cluster.spec_file}", "--listen=127.0.0.1:0")
         self.assert_fails(cluster, "coordinator", "2:", "steps", code=2)
 
     def test_run_spec_out_of_range(self):
         cluster = self.cluster({"a": 1}, quorum=3)
-        cluster._spawn("coordinator", f"--run_spec={cluster.spec_file}", "--listen=127.0.0.1:0")
+        cluster.spawn("coordinator", f"--run_spec={cluster.spec_file}", "--listen=127.0.0.1:0")
         self.assert_fails(cluster, "coordinator", "quorum", "3", "2", code=2)
 
     def test_missing_run_spec(self):
         cluster = self.cluster({"a": 1})
-        cluster._spawn("coordinator", "--run_spec=/nonexistent/spec", "--listen=127.0.0.1:0")
+        cluster.spawn("coordinator", "--run_spec=/nonexistent/spec", "--listen=127.0.0.1:0")
         self.assert_fails(cluster, "coordinator", "/nonexistent/spec", code=2)
 
     def test_address_in_use(self):
         cluster = self.start_coordinator({"a": 1})
         taken = cluster.address
-        cluster._spawn("coordinator-2", f"--run_spec={cluster.spec_file}", f"--listen={taken}")
+        cluster.spawn("coordinator-2", f"--run_spec={cluster.spec_file}", f"--listen={taken}")
         self.assert_fails(cluster, "coordinator-2", taken, "in use", code=1)
 
     def test_agent_socket_in_use(self):
         cluster = self.start_coordinator({"a": 1})
         cluster.start_agent("a")
         socket = f"unix:{cluster.folder}/a.sock"
-        cluster._spawn(
+        cluster.spawn(
             "agent-2",
             "--node=a",
             f"--coordinator={cluster.address}",
@@ -88,7 +88,7 @@ class BadInput(SystemCase):
 
     def test_plaintext_beyond_loopback(self):
         cluster = self.cluster({"a": 1})
-        cluster._spawn("coordinator", f"--run_spec={cluster.spec_file}", "--listen=0.0.0.0:0")
+        cluster.spawn("coordinator", f"--run_spec={cluster.spec_file}", "--listen=0.0.0.0:0")
         self.assert_fails(cluster, "coordinator", "0.0.0.0:0", "--allow_plaintext")
 
     def test_node_that_the_run_does_not_name(self):
@@ -103,7 +103,7 @@ class BadInput(SystemCase):
             cluster.start_trainers(node, self.text)
         self.wait_step(cluster, "a", 2)
         impostor = f"unix:{cluster.folder}/impostor.sock"
-        cluster._spawn(
+        cluster.spawn(
             "agent-impostor",
             "--node=a",
             f"--coordinator={cluster.address}",
@@ -111,7 +111,7 @@ class BadInput(SystemCase):
             f"--listen={impostor}",
         )
         self.wait_until((cluster.folder / "impostor.sock").exists, "the impostor's socket")
-        cluster._spawn(
+        cluster.spawn(
             "trainer-impostor",
             f"--agent={impostor}",
             f"--data={self.text}",
