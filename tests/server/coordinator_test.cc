@@ -210,32 +210,6 @@ TEST(Coordinator, ALeaseEndsAndTheNodeComesBack) {
   EXPECT_EQ(a.ExpectUpdate(1).record.included_size(), 2);
 }
 
-// R8: an upload that broke off can be gone on with while the lease lives, and takes no memory
-// after.
-TEST(Coordinator, WhatHadArrivedOfAContributionGoesWithTheLease) {
-  TestCoordinator coordinator(TestSpec({"a", "b"}));
-  FakeNode a(coordinator.host.get(), "a"), b(coordinator.host.get(), "b");
-  a.JoinAndWatch();
-  b.JoinAndWatch();
-  const auto pieces = RandomContribution(*TestGrid(), 2);
-  ASSERT_GT(pieces.size(), 1u);
-  ASSERT_TRUE((*coordinator.host->BeginSubmit(b.Header(1, pieces)))->AddPiece(pieces[0]).ok());
-  ASSERT_TRUE(a.SubmitRandom(1, 1).ok());
-  const v1::WatchStart before = b.Watch();
-  ASSERT_EQ(before.held_size(), 1);
-  EXPECT_EQ(before.held(0).ranges_size(), 1);
-  const auto b_holds = [&] { return coordinator.host->Look().nodes[1].trail.received_bytes; };
-  EXPECT_EQ(b_holds(), pieces[0].size());
-  coordinator.Pass(15000, {&a});
-  EXPECT_EQ(b_holds(), 0u);
-  ASSERT_TRUE(b.Join().ok());
-  EXPECT_EQ(b.Watch().held_size(), 0);
-  b.ExpectOpened(1);
-  ASSERT_TRUE(b.SubmitRandom(1, 2).ok());
-  a.ExpectOpened(1);
-  EXPECT_EQ(a.ExpectUpdate(1).record.included_size(), 2);  // that of a stood
-}
-
 TEST(Coordinator, OnlyTheSameSecretTakesOver) {
   TestCoordinator coordinator(TestSpec({"a", "b"}));
   FakeNode a(coordinator.host.get(), "a"), twin(coordinator.host.get(), "a");

@@ -109,7 +109,7 @@ def plain(value):
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
-        return f"{value:.3f}".rstrip("0").rstrip(".") if abs(value) >= 0.001 else f"{value:.6f}"
+        return f"{value:.{3 if abs(value) >= 0.001 else 6}f}".rstrip("0").rstrip(".")
     return str(value)
 
 
