@@ -165,7 +165,8 @@ class Bench {
               FoldComponents(1.0f, chosen_[block], {sum, kBlock});
               continue;
             }
-            absl::string_view bytes(sparse_.data() + block * chunk_bytes, chunk_bytes);
+            absl::string_view bytes(sparse_.data(), sparse_.size());
+            bytes.remove_prefix(block * chunk_bytes);
             ISTHMUS_CHECK(FoldChunkTopK(kSelection, 1.0f, &bytes, {sum, kBlock}).ok());
           }
           x_[at] = sum[0];

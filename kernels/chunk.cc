@@ -238,9 +238,8 @@ void FillAllIndices(uint32_t elements, std::vector<uint32_t>* index) {
 }  // namespace
 
 uint32_t IndexBits(uint32_t count) {
-  uint32_t bits = 0;
-  while (bits < 32 && (uint64_t{1} << bits) < count) ++bits;
-  return bits;
+  if (count <= 1) return 0;
+  return 32 - static_cast<uint32_t>(__builtin_clz(count - 1));
 }
 
 bool ContributionIsDense(uint32_t elements, uint32_t k) {

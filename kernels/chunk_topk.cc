@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "hwy/cache_control.h"
 #include "kernels/aggregate.h"
 #include "kernels/demo.h"
 
@@ -25,6 +26,17 @@ absl::Status ForEachChunk(const ChunkTopK& settings, size_t size, const Body& bo
                                                     ": ", status.message()));
   }
   return absl::OkStatus();
+}
+
+// Reads a chunk from the front of *bytes, and asks for the memory of the next one: several
+// contributions are folded in turn, more streams than the hardware looks ahead in.
+absl::Status ReadChunk(size_t count, uint32_t k, absl::string_view* bytes, Components* sent) {
+  constexpr size_t kCacheLine = 64;
+  const size_t own = ContributionChunkBytes(RunOf(count), k);
+  for (size_t at = own; at < std::min(2 * own, bytes->size()); at += kCacheLine) {
+    hwy::Prefetch(bytes->data() + at);
+  }
+  return ReadContributionChunk(RunOf(count), k, bytes, sent);
 }
 
 }  // namespace
@@ -68,7 +80,7 @@ absl::Status ReadChunkTopK(const ChunkTopK& settings, absl::string_view* bytes,
   Components sent;
   ISTHMUS_RETURN_IF_ERROR(
       ForEachChunk(settings, values.size(), [&](size_t first, size_t count, uint32_t k) {
-        ISTHMUS_RETURN_IF_ERROR(ReadContributionChunk(RunOf(count), k, &rest, &sent));
+        ISTHMUS_RETURN_IF_ERROR(ReadChunk(count, k, &rest, &sent));
         for (size_t i = 0; i < sent.size(); ++i) values[first + sent.index[i]] = sent.value[i];
         return absl::OkStatus();
       }));
@@ -82,7 +94,7 @@ absl::Status FoldChunkTopK(const ChunkTopK& settings, float factor, absl::string
   Components sent;
   ISTHMUS_RETURN_IF_ERROR(
       ForEachChunk(settings, sum.size(), [&](size_t first, size_t count, uint32_t k) {
-        ISTHMUS_RETURN_IF_ERROR(ReadContributionChunk(RunOf(count), k, &rest, &sent));
+        ISTHMUS_RETURN_IF_ERROR(ReadChunk(count, k, &rest, &sent));
         FoldComponents(factor, sent, sum.subspan(first, count));
         return absl::OkStatus();
       }));
