@@ -102,8 +102,9 @@ absl::StatusOr<v1::SnapshotFacts> Replica::StateFacts(uint64_t step) {
   ISTHMUS_ASSIGN_OR_RETURN(*facts.mutable_frozen_sha256(), FrozenSha256());
   const UpdateStep& update = method_->update_step();
   facts.set_sections(update.has_moments() ? 3 : 1);
-  facts.set_beta1_power_bits(DoubleBits(update.state().beta1_power));
-  facts.set_beta2_power_bits(DoubleBits(update.state().beta2_power));
+  // Without moments nothing reads them, and the hash does not cover them.
+  facts.set_beta1_power_bits(DoubleBits(update.has_moments() ? update.state().beta1_power : 1.0));
+  facts.set_beta2_power_bits(DoubleBits(update.has_moments() ? update.state().beta2_power : 1.0));
   std::vector<TensorPart<const float>> parts = AsConst(model_->parameters());
   std::vector<std::string> sections(1);
   ISTHMUS_ASSIGN_OR_RETURN(sections[0], SectionOf(parts, step));

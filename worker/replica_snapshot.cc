@@ -121,8 +121,10 @@ absl::Status Replica::FetchState(RankClient* client, uint64_t round, v1::Snapsho
   // Neighbours as one range.
   ranges = Missing(ranges, {}, ranges.size());
   ISTHMUS_RETURN_IF_ERROR(client->FetchSnapshot(round, ranges, take).status());
-  step.beta1_power = DoubleOfBits(facts->beta1_power_bits());
-  step.beta2_power = DoubleOfBits(facts->beta2_power_bits());
+  if (facts->sections() > 1) {
+    step.beta1_power = DoubleOfBits(facts->beta1_power_bits());
+    step.beta2_power = DoubleOfBits(facts->beta2_power_bits());
+  }
   ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state)));
   model_->ParametersChanged();
   return absl::OkStatus();
