@@ -21,12 +21,13 @@ void SnapshotPlan::Resume(const absl::optional<v1::StoredSnapshotPlan>& plan,
 
 absl::optional<v1::StoredSnapshotPlan> SnapshotPlan::Propose(
     uint64_t round, const std::vector<std::string>& members) const {
-  const bool due = every_rounds_ > 0 && round >= newest_ + every_rounds_;
-  if (plan_.has_value() || members.empty() || !(due || wanted_)) return absl::nullopt;
+  const bool due = wanted_ || round >= newest_ + every_rounds_;
+  if (every_rounds_ == 0 || plan_.has_value() || members.empty() || !due) return absl::nullopt;
   v1::StoredSnapshotPlan plan;
   plan.set_round(round);
-  plan.set_node(members.front());
-  if (members.size() > 1 && members.front() == failed_node_) plan.set_node(members[1]);
+  // The one after the last that failed, so that members that cannot are passed over, all of them.
+  const auto next = std::upper_bound(members.begin(), members.end(), failed_node_);
+  plan.set_node(next != members.end() ? *next : members.front());
   for (const std::string& member : members) plan.add_members(member);
   return plan;
 }

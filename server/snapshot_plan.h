@@ -25,14 +25,16 @@ namespace isthmus {
 
 class SnapshotPlan {
  public:
-  // A state is wanted when so many rounds have passed since the last snapshot; 0: never.
+  // A state is wanted when so many rounds have passed since the last snapshot; 0: never, whoever
+  // wants it.
   explicit SnapshotPlan(uint64_t every_rounds) : every_rounds_(every_rounds) {}
 
   // What a coordinator that starts again knows. Reports come again.
   void Resume(const absl::optional<v1::StoredSnapshotPlan>& plan,
               const std::vector<v1::StoredSnapshot>& snapshots, int64_t now_ms);
 
-  // For the round that opens with these members, if its state is wanted. Changes nothing.
+  // For the round that opens with these members (ascending), if its state is wanted. Changes
+  // nothing.
   absl::optional<v1::StoredSnapshotPlan> Propose(uint64_t round,
                                                  const std::vector<std::string>& members) const;
   void Begin(const v1::StoredSnapshotPlan& plan, int64_t now_ms);
