@@ -152,9 +152,10 @@ absl::StatusOr<Coordinator::Admission> Coordinator::PlanLocked(const v1::JoinRun
   node.set_incarnation(last_incarnation_);
   node.set_attempt(request.attempt() != 0 ? request.attempt() : last_incarnation_);
   node.set_secret_sha256(Sha256Of(request.secret()));
-  // A corrected model has another start state, of which nothing is there yet.
+  // A corrected model has another start state, and trainers that were started again cut theirs in
+  // another way, perhaps: of neither anything is there yet.
   if (UploadsStartLocked(request) &&
-      (snapshot_plan_.plan() == nullptr || admission.model != model_)) {
+      (snapshot_plan_.plan() == nullptr || request.attempt() == 0 || admission.model != model_)) {
     admission.batch.plan.emplace();
     admission.batch.plan->set_node(request.node());
     admission.batch.plan->add_members(request.node());

@@ -177,6 +177,7 @@ class Coordinator final : public RoundHost {
     absl::optional<v1::SnapshotFacts> facts;  // as the first call said; absent: none came yet
     std::set<SectionRange> held;
     uint64_t bytes = 0;
+    uint64_t number = 0;  // of the plan since the start: calls for an earlier one are over
   };
 
   // Declared before a lock, so that it delivers after the lock is gone, on every way out.
@@ -291,6 +292,8 @@ class Coordinator final : public RoundHost {
   void BeginPlanLocked(const v1::StoredSnapshotPlan& plan);
   void ResumeSnapshotsLocked(const StoredState& state);
   bool IsWholeLocked() const;
+  void HashIfWhole();
+  void KeepSnapshotLocked(const v1::StoredSnapshot& snapshot);
   absl::StatusOr<std::string> HashPieces(const v1::SnapshotFacts& facts, const Grid& grid) const;
   void SnapshotLoop();
   absl::Status CheckCatchUpLocked(const std::string& node, uint64_t last_round);
@@ -316,6 +319,8 @@ class Coordinator final : public RoundHost {
 
   // Held over a whole join or leave, its write included; taken before mutex_.
   std::mutex admission_mutex_;
+  // Held over a piece of a snapshot, its write included; taken before mutex_.
+  std::mutex intake_mutex_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;  // a job, or stopping_
   bool stopping_ = false;

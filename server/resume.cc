@@ -132,7 +132,7 @@ void Coordinator::HaltLocked(absl::Status why) {
 // The answer to a call that could not be stored. Without the mutex.
 absl::Status Coordinator::CannotStore(const absl::Status& why) {
   if (absl::IsResourceExhausted(why)) {
-    LogError("cannot store an admission; make room", {{"error", why.ToString()}});
+    LogError("cannot store what came in; make room", {{"error", why.ToString()}});
     return WithRetryAfterMs(WithReason(why, "STORE_FULL"), kRetryAfterMs);
   }
   LogError("the disk failed, the coordinator ends; start it again when the disk is sound",

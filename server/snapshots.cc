@@ -32,6 +32,12 @@ class KeptSnapshot final : public SnapshotSource {
     if (!wanted_.empty()) pieces_ = store_->Pieces(facts_.round());
   }
 
+  // Whether all that is wanted is there; a newer snapshot may have taken its place just now.
+  absl::Status Check() const {
+    const std::vector<SectionRange> missing = Missing(wanted_, pieces_, 1);
+    return missing.empty() ? absl::OkStatus() : PieceNotKept(facts_.round(), missing.front());
+  }
+
   absl::StatusOr<absl::optional<v1::FetchSnapshotResponse>> Next() override {
     v1::FetchSnapshotResponse message;
     if (!began_) {
@@ -94,15 +100,21 @@ class Coordinator::SnapshotIntake final : public SnapshotSink {
  public:
   SnapshotIntake(Coordinator* coordinator, const v1::UploadSnapshotHeader& header,
                  std::vector<SectionRange> ranges)
-      : coordinator_(coordinator), header_(header), ranges_(std::move(ranges)) {}
+      : coordinator_(coordinator),
+        header_(header),
+        ranges_(std::move(ranges)),
+        intake_number_(coordinator->intake_.number) {}
 
   absl::Status AddPiece(const v1::SnapshotPiece& piece) override {
     const SectionRange range = {piece.section(), piece.begin(),
                                 piece.begin() + piece.data().size() / sizeof(float)};
+    // One piece at a time, from the check to the note that it is held: what was hashed must not be
+    // written again.
+    std::lock_guard<std::mutex> intake_lock(coordinator_->intake_mutex_);
     bool held = false;
     {
       std::lock_guard<std::mutex> lock(coordinator_->mutex_);
-      ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckUploadLocked(header_));
+      ISTHMUS_RETURN_IF_ERROR(CheckLocked());
       ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckPieceLocked(piece, range, &held));
     }
     if (held) return absl::OkStatus();
@@ -110,7 +122,7 @@ class Coordinator::SnapshotIntake final : public SnapshotSink {
     const absl::Status kept = coordinator_->store_->WritePiece(round, range, piece.data());
     if (!kept.ok()) return coordinator_->CannotStore(kept);
     std::lock_guard<std::mutex> lock(coordinator_->mutex_);
-    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckUploadLocked(header_));
+    ISTHMUS_RETURN_IF_ERROR(CheckLocked());
     if (coordinator_->intake_.held.insert(range).second) {
       coordinator_->intake_.bytes += piece.data().size();
     }
@@ -120,7 +132,7 @@ class Coordinator::SnapshotIntake final : public SnapshotSink {
 
   absl::StatusOr<v1::UploadSnapshotResponse> End() override {
     std::lock_guard<std::mutex> lock(coordinator_->mutex_);
-    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckUploadLocked(header_));
+    ISTHMUS_RETURN_IF_ERROR(CheckLocked());
     const std::set<SectionRange>& held = coordinator_->intake_.held;
     v1::UploadSnapshotResponse response;
     WriteRanges(Missing(ranges_, {held.begin(), held.end()}, kSnapshotRangesMax),
@@ -130,9 +142,22 @@ class Coordinator::SnapshotIntake final : public SnapshotSink {
   }
 
  private:
+  // What held at the beginning of the call holds still.
+  absl::Status CheckLocked() const {
+    ISTHMUS_RETURN_IF_ERROR(
+        coordinator_->CheckCallerLocked(header_.run(), header_.node(), header_.incarnation()));
+    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckUploadLocked(header_));
+    if (coordinator_->intake_.number == intake_number_) return absl::OkStatus();
+    return WithReason(
+        absl::AbortedError(absl::StrCat("the upload of the state after round ",
+                                        header_.facts().round(), " was begun anew; call again")),
+        "SNAPSHOT_BEGUN_ANEW");
+  }
+
   Coordinator* const coordinator_;
   const v1::UploadSnapshotHeader header_;
   const std::vector<SectionRange> ranges_;
+  const uint64_t intake_number_;
 };
 
 absl::StatusOr<std::unique_ptr<SnapshotSink>> Coordinator::BeginUpload(
@@ -175,6 +200,7 @@ absl::Status Coordinator::CheckFactsLocked(const v1::SnapshotFacts& facts) const
                    absl::StrCat("facts.", field, " of the state after round ", facts.round(),
                                 " is ", given, ", here it is ", ours));
   };
+  if (facts.run() != spec_.run()) return differs("run", facts.run(), spec_.run());
   if (facts.update_sha256() != record) {
     return differs("update_sha256", HexPrefix(facts.update_sha256()), HexPrefix(record));
   }
@@ -191,6 +217,14 @@ absl::Status Coordinator::CheckFactsLocked(const v1::SnapshotFacts& facts) const
   const uint32_t sections = spec_.optimizer().base() == v1::BASE_OPTIMIZER_ADAMW ? 3 : 1;
   if (facts.sections() != sections) {
     return differs("sections", absl::StrCat(facts.sections()), absl::StrCat(sections));
+  }
+  // The hash of a single section does not cover them.
+  const auto is_one = [](uint64_t bits) { return bits == uint64_t{0x3ff0000000000000}; };
+  if (sections == 1 && !(is_one(facts.beta1_power_bits()) && is_one(facts.beta2_power_bits()))) {
+    return differs("beta1_power_bits or beta2_power_bits",
+                   absl::StrCat(absl::Hex(facts.beta1_power_bits()), ", ",
+                                absl::Hex(facts.beta2_power_bits())),
+                   "that of 1.0");
   }
   for (const std::string* sha256 : {&facts.state_sha256(), &facts.frozen_sha256()}) {
     const bool may_be_empty = sha256 == &facts.frozen_sha256();
@@ -211,14 +245,16 @@ absl::Status Coordinator::CheckFactsLocked(const v1::SnapshotFacts& facts) const
 // `held`: the very piece is there already.
 absl::Status Coordinator::CheckPieceLocked(const v1::SnapshotPiece& piece,
                                            const SectionRange& range, bool* held) const {
+  const size_t bytes = piece.data().size();
+  if (bytes == 0 || bytes % sizeof(float) != 0 || bytes > kSnapshotPieceBytesMax) {
+    return Malformed(absl::InvalidArgumentError(
+        absl::StrCat("a piece has ", bytes, " bytes; it is whole float32 values, 4 to ",
+                     kSnapshotPieceBytesMax, " bytes")));
+  }
   SectionRangesProto ranges;
   WriteRanges({range}, &ranges);
   const auto inside = ReadRanges(ranges, intake_.facts->sections(), intake_.facts->elements());
   if (!inside.ok()) return Malformed(inside.status());
-  if (piece.data().size() % sizeof(float) != 0) {
-    return Malformed(absl::InvalidArgumentError(
-        absl::StrCat("a piece has ", piece.data().size(), " bytes; it is whole float32 values")));
-  }
   // The piece that begins at or after it, and the one before.
   auto next = intake_.held.lower_bound(range);
   *held = next != intake_.held.end() && *next == range;
@@ -235,7 +271,7 @@ absl::Status Coordinator::CheckPieceLocked(const v1::SnapshotPiece& piece,
 }
 
 void Coordinator::BeginPlanLocked(const v1::StoredSnapshotPlan& plan) {
-  intake_ = Intake();
+  intake_ = Intake{absl::nullopt, {}, 0, intake_.number + 1};
   snapshot_plan_.Begin(plan, NowMs());
   LogInfo("a snapshot is to come", {{"round", absl::StrCat(plan.round())}, {"from", plan.node()}});
 }
@@ -269,10 +305,10 @@ absl::StatusOr<uint64_t> Coordinator::RequestSnapshot() {
   return next;
 }
 
+// Pieces are inside of the state and disjoint.
 bool Coordinator::IsWholeLocked() const {
-  if (!intake_.facts.has_value()) return false;
-  const auto all = AllRanges(intake_.facts->sections(), intake_.facts->elements());
-  return Missing(all, {intake_.held.begin(), intake_.held.end()}, 1).empty();
+  return intake_.facts.has_value() &&
+         intake_.bytes == intake_.facts->sections() * intake_.facts->elements() * sizeof(float);
 }
 
 // Without the mutex: it reads all of it.
@@ -289,54 +325,73 @@ absl::StatusOr<std::string> Coordinator::HashPieces(const v1::SnapshotFacts& fac
 }
 
 absl::Status Coordinator::FinishSnapshot() {
+  HashIfWhole();
+  // An admission may begin a plan anew, so none comes between the verdict and what it sets off.
+  std::lock_guard<std::mutex> admission_lock(admission_mutex_);
   std::unique_lock<std::mutex> lock(mutex_);
   if (snapshot_plan_.plan() == nullptr || stopping_ || !halted_.ok()) return absl::OkStatus();
-  if (!snapshot_plan_.whole() && IsWholeLocked()) {
-    const v1::SnapshotFacts facts = *intake_.facts;
-    const ModelPtr model = model_;
-    lock.unlock();
-    const absl::StatusOr<std::string> sha256 = HashPieces(facts, *model->grid);
-    lock.lock();
-    if (absl::IsCancelled(sha256.status())) return absl::OkStatus();
-    // A start state that was corrected meanwhile is another one.
-    const bool same = intake_.facts.has_value() &&
-                      intake_.facts->state_sha256() == facts.state_sha256() && IsWholeLocked();
-    if (!same) return absl::OkStatus();
-    // What cannot be read has no hash, which is not the claimed one either.
-    if (!sha256.ok())
-      LogError("a snapshot cannot be read", {{"error", sha256.status().ToString()}});
-    snapshot_plan_.Whole(sha256.ok() ? *sha256 : std::string("unreadable"), facts.state_sha256(),
-                         NowMs());
-  }
+  const v1::StoredSnapshotPlan plan = *snapshot_plan_.plan();
   const SnapshotPlan::Verdict verdict =
       snapshot_plan_.Judge([this](const std::string& node) { return machine_.IsLive(node); },
                            machine_.committed_round(), NowMs());
-  if (verdict.answer == SnapshotPlan::Verdict::Answer::kGiveUp) {
-    LogWarning(
-        "a snapshot is given up, the next round's state is asked for",
-        {{"round", absl::StrCat(snapshot_plan_.plan()->round())}, {"why", verdict.sentence}});
-    snapshot_plan_.GaveUp();
-    intake_ = Intake();
-  }
-  if (verdict.answer != SnapshotPlan::Verdict::Answer::kAccept) return absl::OkStatus();
+  if (verdict.answer == SnapshotPlan::Verdict::Answer::kWait) return absl::OkStatus();
   StoreBatch batch;
-  v1::StoredSnapshot& snapshot = batch.snapshot.emplace();
-  *snapshot.mutable_facts() = *intake_.facts;
-  snapshot.set_node(snapshot_plan_.plan()->node());
-  snapshot.set_payload_bytes(intake_.bytes);
+  if (verdict.answer == SnapshotPlan::Verdict::Answer::kGiveUp) {
+    // Without the start state no round may ever open: the same node is asked again, which sends
+    // until it counts. One that is gone is asked when it joins again.
+    const bool again = plan.round() == 0 && machine_.committed_round() == 0 &&
+                       machine_.committing_round() == 0 && machine_.IsLive(plan.node());
+    LogWarning(again ? "a start state is given up and asked for again"
+                     : "a snapshot is given up, the next round's state is asked for",
+               {{"round", absl::StrCat(plan.round())}, {"why", verdict.sentence}});
+    if (again) batch.plan = plan;
+    if (!again) snapshot_plan_.GaveUp();
+    if (!again) return absl::OkStatus();
+  } else {
+    v1::StoredSnapshot& snapshot = batch.snapshot.emplace();
+    *snapshot.mutable_facts() = *intake_.facts;
+    snapshot.set_node(plan.node());
+    snapshot.set_payload_bytes(intake_.bytes);
+  }
   lock.unlock();
   const absl::Status stored = store_->Write(batch);
   if (!stored.ok()) return CannotStore(stored);
   lock.lock();
+  if (batch.plan.has_value()) {
+    BeginPlanLocked(*batch.plan);
+  } else {
+    KeepSnapshotLocked(*batch.snapshot);
+  }
+  return absl::OkStatus();
+}
+
+// Without the mutex: it takes as long as reading the state does.
+void Coordinator::HashIfWhole() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (snapshot_plan_.plan() == nullptr || stopping_ || !halted_.ok()) return;
+  if (snapshot_plan_.whole() || !IsWholeLocked()) return;
+  const v1::SnapshotFacts facts = *intake_.facts;
+  const uint64_t number = intake_.number;
+  const ModelPtr model = model_;
+  lock.unlock();
+  const absl::StatusOr<std::string> sha256 = HashPieces(facts, *model->grid);
+  lock.lock();
+  // Another one may have been begun meanwhile.
+  if (absl::IsCancelled(sha256.status()) || intake_.number != number) return;
+  // What cannot be read has no hash, which is not the claimed one either.
+  if (!sha256.ok()) LogError("a snapshot cannot be read", {{"error", sha256.status().ToString()}});
+  snapshot_plan_.Whole(sha256.ok() ? *sha256 : std::string("unreadable"), facts.state_sha256(),
+                       NowMs());
+}
+
+void Coordinator::KeepSnapshotLocked(const v1::StoredSnapshot& snapshot) {
   snapshots_.push_back(snapshot);
   if (snapshots_.size() > kSnapshotsKept) snapshots_.erase(snapshots_.begin());
   snapshot_plan_.Accepted();
-  intake_ = Intake();
   LogInfo("snapshot kept", {{"round", absl::StrCat(snapshot.facts().round())},
                             {"from", snapshot.node()},
                             {"bytes", absl::StrCat(snapshot.payload_bytes())},
                             {"state", HexPrefix(snapshot.facts().state_sha256())}});
-  return absl::OkStatus();
 }
 
 void Coordinator::SnapshotLoop() {
@@ -383,8 +438,20 @@ absl::StatusOr<std::unique_ptr<SnapshotSource>> Coordinator::BeginFetch(
   lock.unlock();
   auto ranges = ReadRanges(request.ranges(), facts.sections(), facts.elements());
   if (!ranges.ok()) return Malformed(ranges.status());
-  return std::unique_ptr<SnapshotSource>(
-      std::make_unique<KeptSnapshot>(store_, facts, std::move(manifest), *std::move(ranges)));
+  auto source =
+      std::make_unique<KeptSnapshot>(store_, facts, std::move(manifest), *std::move(ranges));
+  const absl::Status there = source->Check();
+  if (there.ok()) return std::unique_ptr<SnapshotSource>(std::move(source));
+  lock.lock();
+  for (const v1::StoredSnapshot& snapshot : snapshots_) {
+    if (snapshot.facts().round() != facts.round()) continue;
+    return WithRetryAfterMs(
+        WithReason(absl::UnavailableError(absl::StrCat(
+                       there.message(), ", but should; the store may be busy with a full disk")),
+                   "SNAPSHOT_UNREADABLE"),
+        kRetryAfterMs);
+  }
+  return there;
 }
 
 // Whether the updates after `last_round` are what the node should catch up by.
