@@ -36,7 +36,8 @@ using WireBase = Wire::WithCallbackMethod_JoinRun<
 // The service on the wire: every call goes straight to the host.
 class Service final : public WireBase {
  public:
-  explicit Service(RoundHost* host) : host_(host), snapshot_calls_(host) {}
+  explicit Service(const GrpcServerOptions& options)
+      : host_(options.host), snapshot_calls_(options.host, options.snapshot_stall_timeout_ms) {}
 
   void CloseStreams(const absl::Status& status) {
     open_watches_.CloseAll(status);
@@ -116,7 +117,7 @@ void SetLimits(grpc::ServerBuilder* builder) {
 
 class GrpcServerImpl final : public GrpcServer {
  public:
-  explicit GrpcServerImpl(RoundHost* host) : service_(host) {}
+  explicit GrpcServerImpl(const GrpcServerOptions& options) : service_(options) {}
 
   ~GrpcServerImpl() override { Shutdown(0); }
 
@@ -250,7 +251,7 @@ void GrpcServerImpl::Shutdown(int drain_ms) {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options) {
   ISTHMUS_CHECK(options.host != nullptr);
-  auto server = std::make_unique<GrpcServerImpl>(options.host);
+  auto server = std::make_unique<GrpcServerImpl>(options);
   ISTHMUS_RETURN_IF_ERROR(server->Start(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

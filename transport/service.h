@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/limits.h"
 #include "transport/round_host.h"
 
 namespace grpc {
@@ -39,6 +40,8 @@ struct GrpcServerOptions {
   // Without it a plaintext TCP address must be loopback.
   bool allow_plaintext_beyond_loopback = false;
   std::vector<AddedService> more;
+  // A call that moves a snapshot is cut after so long without progress.
+  int snapshot_stall_timeout_ms = kSubmitStallTimeoutMs;
 };
 
 class GrpcServer {

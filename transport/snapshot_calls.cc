@@ -39,7 +39,7 @@ absl::Status SnapshotCalls::Guarded(
                    "SNAPSHOT_CALLS"),
         kRetryAfterMs);
   }
-  StallGuard guard(kSubmitStallTimeoutMs, [context] { context->TryCancel(); });
+  StallGuard guard(stall_timeout_ms_, [context] { context->TryCancel(); });
   return call([&guard] { guard.Progress(); });
 }
 

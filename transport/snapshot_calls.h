@@ -17,7 +17,8 @@ namespace isthmus {
 
 class SnapshotCalls {
  public:
-  explicit SnapshotCalls(RoundHost* host) : host_(host) {}
+  SnapshotCalls(RoundHost* host, int stall_timeout_ms)
+      : host_(host), stall_timeout_ms_(stall_timeout_ms) {}
 
   grpc::Status Upload(grpc::ServerContext* context,
                       grpc::ServerReader<v1::UploadSnapshotRequest>* reader,
@@ -35,6 +36,7 @@ class SnapshotCalls {
   absl::Status Stopped();
 
   RoundHost* const host_;
+  const int stall_timeout_ms_;
   std::atomic<int> calls_{0};
   std::mutex mutex_;
   absl::Status stopped_;
