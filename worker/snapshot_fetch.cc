@@ -60,6 +60,10 @@ absl::Status SnapshotFetch::Take(const v1::FetchSnapshotResponse& message) {
     if (knows_facts_ && message.facts().SerializeAsString() != facts_.SerializeAsString()) {
       return absl::DataLossError("the server sent two snapshots of one round");
     }
+    if (round_.has_value() && message.facts().round() != *round_) {
+      return absl::DataLossError(absl::StrCat("the server sent the snapshot of round ",
+                                              message.facts().round(), ", not of round ", *round_));
+    }
     facts_ = message.facts();
     knows_facts_ = true;
     round_ = facts_.round();  // whatever becomes the newest meanwhile

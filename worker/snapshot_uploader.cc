@@ -55,43 +55,60 @@ SnapshotUploader::~SnapshotUploader() {
   thread_.join();
 }
 
+// Asks on when all of it is there: until the state counts, a coordinator that starts again may have
+// lost it, or found that it is damaged. Then it is not wanted any more.
 void SnapshotUploader::Run() {
   std::vector<SectionRange> own;
   for (const Cut& cut : cuts_) own.push_back(cut.range);
   own = Missing(own, {}, own.size());  // neighbours merged
   Backoff backoff(options_.backoff_seed);
-  // Also with nothing to send the first call is made: it says that this rank has nothing.
-  for (size_t done = 0; done == 0 || done < own.size();) {
-    const size_t end = std::min(own.size(), done + kSnapshotRangesMax);
-    const absl::Status sent = SendAll({own.begin() + done, own.begin() + end});
-    if (sent.ok()) {
-      done = std::max<size_t>(end, 1);
-      backoff.Reset();
-      continue;
-    }
+  bool was_up = false;
+  for (;;) {
+    const absl::Status sent = SendAll(own);
     // An agent that came back knows its ranks when they have joined again.
-    const bool again = IsRetryable(sent) || AsksToJoinAgain(sent);
+    const bool again = sent.ok() || IsRetryable(sent) || AsksToJoinAgain(sent);
     std::unique_lock<std::mutex> lock(mutex_);
     if (stopping_) return;
     if (!again) {
-      LogWarning(
-          "this rank's part of the snapshot is not taken",
-          {{"round", absl::StrCat(parts_->facts.round())}, {"why", std::string(sent.message())}});
+      const LogFields fields = {{"round", absl::StrCat(parts_->facts.round())},
+                                {"why", std::string(sent.message())}};
+      if (!was_up) LogWarning("this rank's part of the snapshot is not taken", fields);
       return;
     }
-    const int64_t delay_ms = backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(sent), 0));
+    if (sent.ok() && !was_up) {
+      LogDebug("this rank's part of the snapshot is up",
+               {{"round", absl::StrCat(parts_->facts.round())}});
+    }
+    was_up = was_up || sent.ok();
+    if (sent.ok()) backoff.Reset();
+    const int64_t delay_ms =
+        sent.ok() ? kRetryAfterMs : backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(sent), 0));
     changed_.wait_for(lock, std::chrono::milliseconds(delay_ms), [this] { return stopping_; });
     if (stopping_) return;
   }
-  LogDebug("this rank's part of the snapshot is up",
-           {{"round", absl::StrCat(parts_->facts.round())}});
 }
 
-absl::Status SnapshotUploader::SendAll(const std::vector<SectionRange>& ranges) {
+// Also with nothing to send a call is made: it says that this rank has nothing.
+absl::Status SnapshotUploader::SendAll(const std::vector<SectionRange>& own) {
+  size_t done = 0;
+  do {
+    const size_t end = std::min(own.size(), done + kSnapshotRangesMax);
+    ISTHMUS_RETURN_IF_ERROR(SendRanges({own.begin() + done, own.begin() + end}));
+    done = end;
+  } while (done < own.size());
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotUploader::SendRanges(const std::vector<SectionRange>& ranges) {
   // The first call sends nothing: it asks.
   ISTHMUS_ASSIGN_OR_RETURN(std::vector<SectionRange> missing, Send(ranges, {}));
   while (!missing.empty()) {
-    ISTHMUS_ASSIGN_OR_RETURN(missing, Send(ranges, missing));
+    ISTHMUS_ASSIGN_OR_RETURN(std::vector<SectionRange> left, Send(ranges, missing));
+    if (left == missing) {
+      return absl::UnavailableError(
+          absl::StrCat("nothing is kept of what is sent from element ", left.front().begin, " on"));
+    }
+    missing = std::move(left);
   }
   return absl::OkStatus();
 }

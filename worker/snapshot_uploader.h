@@ -1,6 +1,6 @@
 // Sends the part of a state that a rank holds to its agent, in the background and without hurry,
-// until all of it is held; whatever becomes of connections, agent and coordinator in between. No
-// torch.
+// until the state counts or is not wanted any more; whatever becomes of connections, agent and
+// coordinator in between. No torch.
 #pragma once
 
 #include <condition_variable>
@@ -43,8 +43,10 @@ class SnapshotUploader {
   SnapshotUploader(Options options, std::unique_ptr<Client> client,
                    std::shared_ptr<const SnapshotParts> parts);
   void Run();
-  // Ranges that one call asks about; sends what of them is missing until nothing is.
-  absl::Status SendAll(const std::vector<SectionRange>& ranges);
+  // Sends what is missing until nothing is.
+  absl::Status SendAll(const std::vector<SectionRange>& own);
+  // The same for ranges that one call can name.
+  absl::Status SendRanges(const std::vector<SectionRange>& ranges);
   absl::StatusOr<std::vector<SectionRange>> Send(const std::vector<SectionRange>& ranges,
                                                  const std::vector<SectionRange>& missing);
 
