@@ -15,6 +15,7 @@
 #include "isthmus/v1/coordinator.grpc.pb.h"
 #include "transport/addresses.h"
 #include "transport/errors.h"
+#include "transport/grpc_library.h"
 #include "transport/grpc_status.h"
 #include "transport/stall_guard.h"
 
@@ -364,6 +365,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Make(const ClientOptions& option
     return absl::InvalidArgumentError(
         absl::StrCat("address '", options.address, "' has port 0; name the server's port"));
   }
+  KeepGrpcForLife();
   return std::unique_ptr<Client>(std::make_unique<ClientImpl>(options, address));
 }
 

@@ -16,6 +16,7 @@
 #include "isthmus/v1/coordinator.grpc.pb.h"
 #include "transport/addresses.h"
 #include "transport/errors.h"
+#include "transport/grpc_library.h"
 #include "transport/grpc_status.h"
 #include "transport/listen.h"
 #include "transport/snapshot_calls.h"
@@ -251,6 +252,7 @@ void GrpcServerImpl::Shutdown(int drain_ms) {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options) {
   ISTHMUS_CHECK(options.host != nullptr);
+  KeepGrpcForLife();
   auto server = std::make_unique<GrpcServerImpl>(options);
   ISTHMUS_RETURN_IF_ERROR(server->Start(options));
   return std::unique_ptr<GrpcServer>(std::move(server));

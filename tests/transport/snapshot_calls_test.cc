@@ -266,6 +266,27 @@ TEST_F(SnapshotCallsTest, APeerThatMakesNoProgressIsCut) {
   EXPECT_THAT(std::string(cut.message()), HasSubstr(server_->addresses()[0]));
 }
 
+// gRPC's own end would wait for a thread that a blocked write has started.
+TEST_F(SnapshotCallsTest, TheLastServerAndClientGoAtOnceInTheMiddleOfATransfer) {
+  MakeEndless();
+  for (int i = 0; i < 3; ++i) {
+    Start();
+    auto download = client_->FetchSnapshot(Request());
+    auto upload = client_->UploadSnapshot(Header());
+    v1::FetchSnapshotResponse message;
+    for (int j = 0; j < 20; ++j) {
+      ASSERT_TRUE(download->Next(&message));
+      ASSERT_TRUE(upload->Send(Piece(0, kBigPiece)));
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    upload = nullptr;
+    download = nullptr;
+    client_ = nullptr;
+    server_ = nullptr;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  }
+}
+
 TEST_F(SnapshotCallsTest, ASilentServerIsGivenUp) {
   host_.on_message = [this](size_t message) {
     EXPECT_TRUE(host_.WaitFor([&] { return message < 3 || go_on_; }));
