@@ -4,6 +4,8 @@ strace kills it at the Nth call that writes or syncs. Each point is one life of 
 starts on what the last one left, and dies at its own N. A sample of points runs here; all of them:
 
     bazel test --test_env=ISTHMUS_KILL_POINTS=all --test_timeout=1800 //tests/system:durability_test
+
+A number in place of "all": so many.
 """
 
 import os
@@ -18,12 +20,17 @@ from xml_report import main
 
 # What changes a file. Lines of the log go by `write` too, and are points like the others.
 CALLS = "write,pwrite64,fdatasync,fsync,rename,ftruncate,fallocate"
-ALL = os.environ.get("ISTHMUS_KILL_POINTS", "") == "all"
+ASKED = os.environ.get("ISTHMUS_KILL_POINTS", "")
+ALL = ASKED == "all"
 # strace counts the calls of each thread by itself. The main thread makes about 30 in a start, the
 # one that commits 2 in a round: at the last point of all it has made a run of 20 rounds by itself.
 # The sum of all lives has to fit into the run.
-POINTS = list(range(1, 61)) if ALL else [2, 9, 17, 25, 31, 36, 41]
+LAST_POINT = 60
+POINTS = list(range(1, LAST_POINT + 1)) if ALL else [2, 9, 17, 25, 31, 36, 41]
 STEPS = 1500 if ALL else 100
+if ASKED.isdecimal():  # so many points, at equal distances
+    POINTS = [LAST_POINT * number // int(ASKED) for number in range(1, int(ASKED) + 1)]
+    STEPS = 25 * len(POINTS)
 
 
 def strace(point, output):

@@ -33,7 +33,7 @@ from fault_cases import (  # noqa: E402
 from fault_cases.case import Bench  # noqa: E402
 
 CASES = {}
-for family in (process_cases, time_cases, store_cases, wire_cases, run_cases, chaos_cases):
+for family in (store_cases, wire_cases, run_cases, chaos_cases, time_cases, process_cases):
     CASES.update(family.CASES)
 
 
@@ -41,13 +41,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bazel-bin", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--full", action="store_true", help="the same; every case is whole")
+    parser.add_argument(
+        "--full", action="store_true", help="r1 at every write, r2 at every operation"
+    )
     parser.add_argument("--short", action="store_true", help="less of each, for tests")
     parser.add_argument("--case", choices=sorted(CASES), action="append")
     parser.add_argument("--seed", type=int, default=None)
     arguments = parser.parse_args()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    bench = Bench(arguments.bazel_bin.resolve(), seed, arguments.short)
+    bench = Bench(arguments.bazel_bin.resolve(), seed, arguments.short, arguments.full)
     failed = []
     for name in arguments.case or CASES:
         started = time.monotonic()

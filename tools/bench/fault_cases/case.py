@@ -1,6 +1,7 @@
 """What the cases share: how they are run and told, and a run of real processes for one fault."""
 
 import json
+import os
 import pathlib
 import random
 import re
@@ -56,14 +57,14 @@ DEFAULTS = {
 
 
 class Bench:
-    """What a case is given: the programs, a seed, and whether it is to be short."""
+    """What a case is given: the programs, a seed, and whether it is to be short or thorough."""
 
-    def __init__(self, bazel_bin, seed, short, select=None):
+    def __init__(self, bazel_bin, seed, short, full=False):
         self.bazel_bin = pathlib.Path(bazel_bin)
         self.binaries = programs(self.bazel_bin)
         self.seed = seed
         self.short = short
-        self.select = select
+        self.full = full
         self.missed = []
 
     def say(self, text):
@@ -84,7 +85,7 @@ class Bench:
         if not met:
             self.missed.append(case)
 
-    def run_test(self, label, cases="*"):
+    def run_test(self, label, cases="*", environment=None):
         """Runs cases (a GoogleTest pattern) of a built test; returns (all passed, its output)."""
         program = self.bazel_bin / label
         # Where a test finds the programs that it starts, and its files.
@@ -95,6 +96,7 @@ class Bench:
             text=True,
             check=False,
             cwd=runfiles if runfiles.is_dir() else self.bazel_bin,
+            env={**os.environ, **(environment or {})},
             timeout=LIMIT_S,
         )
         passed = re.search(r"\[  PASSED  \] (\d+) test", done.stdout)

@@ -313,6 +313,12 @@ def c10(bench):
 
 
 CASES = {
-    "agents_back": agents_back, "c6": c6, "c10": c10, "r8": r8, "r9": r9, "r10": r10, "r12": r12,
+    "r8": r8,
+    "r12": r12,
+    "c6": c6,
+    "c10": c10,
+    "r9": r9,
+    "r10": r10,
     "r13": r13,
-}  # fmt: skip
+    "agents_back": agents_back,
+}
