@@ -13,7 +13,7 @@ import time
 
 from chaos import kill_at_random
 
-from .case import Case, all_equal, state_of
+from .case import Case, all_equal, noise_of_three, state_of
 from .ledger import write_history
 
 KINDS = ("coordinator", "agent", "rank")
@@ -76,7 +76,7 @@ def _judge(bench, case, summaries):
 
 def chaos_loose(bench):
     """The same without deterministic mode."""
-    rounds, kills, seeds = (60, 1, 0) if bench.short else (400, 20, 3)
+    rounds, kills, seeds = (60, 1, 0) if bench.short else (600, 20, 3)
     settings = {
         "rounds": rounds, "quorum": 1, "grace_ms": 300, "deadline_ms": 2000, "eval_sequences": 64,
     }  # fmt: skip
@@ -98,9 +98,9 @@ def chaos_loose(bench):
     bench.say(f"ledger: {said}")
     equal = all_equal(summaries)
     loss = summaries["a"]["val_loss"]
-    # What seeds differ by: three standard deviations. The short form does not look.
+    # The short form does not look.
     mean = statistics.mean(calm or [loss])
-    noise = 3 * statistics.stdev(calm) if calm else 0
+    noise = noise_of_three(calm) if calm else 0
     away = abs(loss - mean)
     enough = bench.short or (
         sum(done.values()) >= KILLS_MIN and all(done[k] >= KILLS_OF_A_KIND_MIN for k in KINDS)

@@ -15,7 +15,7 @@ import time
 
 from chaos import kill
 
-from .case import LIMIT_S, Case, all_equal
+from .case import LIMIT_S, Case, all_equal, noise_of_three
 
 TRIO = {"a": 1, "b": 1, "c": 1}
 
@@ -96,7 +96,7 @@ def r44(bench):
         bench.say(f"r44: without faults, seed {seed}: held-out loss {loss:.4f}, equal: {equal}")
     rough, equal, done = _toy(bench, 1, faults, rounds)
     bench.say(f"r44: with faults: held-out loss {rough:.4f}")
-    band = 3 * statistics.stdev(calm) if seeds > 1 else 1.0
+    band = noise_of_three(calm) if seeds == 3 else 1.0
     away = abs(rough - statistics.mean(calm))
     bench.result(
         "r44",
