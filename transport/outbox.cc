@@ -68,11 +68,14 @@ Outbox::Part Outbox::NotHeld(const Ticket& ticket) {
       part.ranges.push_back(range);
     }
   }
-  const bool some_are_held = !part.pieces.empty() &&
-                             part.pieces.size() < submission.pieces.size() &&
-                             submission.piece_ranges.size() == submission.pieces.size();
-  if (some_are_held) return part;
-  // All of it: also where only the end was lost, as an end comes with a range.
+  const bool is_known =
+      !submission.pieces.empty() && submission.piece_ranges.size() == submission.pieces.size();
+  if (is_known && part.pieces.empty()) {
+    // Only the end was lost, which comes with a range.
+    part.pieces.push_back(&submission.pieces.back());
+    part.ranges.push_back(submission.piece_ranges.back());
+  }
+  if (is_known && part.pieces.size() < submission.pieces.size()) return part;
   part.ranges = submission.ranges;
   part.pieces.clear();
   for (const std::string& piece : submission.pieces) part.pieces.push_back(&piece);

@@ -123,7 +123,7 @@ TEST(OutboxTest, WhatTheServerHoldsOfAContributionIsNotSentAgain) {
       {Holding(3, 1, 10, 13, false), "bc 13-20"},
       {Holding(3, 1, 13, 16, false), "ac 10-13 16-20"},
       {Holding(3, 1, 12, 20, false), "a 10-13"},
-      {Holding(3, 1, 10, 20, false), "abc 10-20"},  // all of it, but the end was lost
+      {Holding(3, 1, 10, 20, false), "c 16-20"},    // all of it, but the end was lost
       {Holding(3, 2, 10, 13, false), "abc 10-20"},  // of another attempt
       {Holding(2, 1, 10, 13, false), "abc 10-20"},
   };

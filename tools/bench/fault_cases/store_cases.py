@@ -277,7 +277,7 @@ PHASES = {
 def c9(bench):
     """Kills of the coordinator in each phase of a round."""
     tool("strace")
-    settings = {"ranks": PAIR, "rounds": 24 if bench.short else 60}
+    settings = {"ranks": PAIR, "rounds": 24 if bench.short else 40}
     settings |= {"preset": "full", "model": LARGE} if not bench.short else {}
     expected = state_of(undisturbed(bench, **settings))
     slowest, phases = 0.0, dict(PHASES)
