@@ -166,6 +166,7 @@ class _Upload:
         before = self.link.up_bytes
         self.case.seconds_until(lambda: self.link.up_bytes - before >= share * total)
         kill(self.case.processes["agent-b"])
+        self.link.cut()  # or what its kernel still had would arrive
         return number, began, self.received() / total
 
     def received(self):
