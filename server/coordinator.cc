@@ -86,7 +86,7 @@ Coordinator::Coordinator(CoordinatorOptions options)
       on_disk_failure_(std::move(options.on_disk_failure)),
       started_ms_(clock_->NowMs()),
       machine_(SettingsOf(spec_)),
-      snapshot_plan_(SnapshotEvery(spec_, store_->limits())),
+      snapshot_plan_(SnapshotEvery(spec_, store_->limits()), spec_.steps()),
       history_(options.history) {
   for (const v1::NodeSpec& node : spec_.nodes()) nodes_[node.name()];
 }
@@ -239,11 +239,11 @@ StoreBatch Coordinator::MakeCommit(const CommitJob& job) {
     for (const std::string& member : job.round.next_members) batch.open->add_members(member);
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t snapshot = snapshots_.empty() ? 0 : snapshots_.back().facts().round();
+  // So that a node can always come back: by the snapshot, or the start state, and these.
+  if (!spec_.allow_drift()) batch.needed_after = snapshot;
   if (batch.open.has_value()) {
-    if (store_->BytesAfter(snapshots_.empty() ? 0 : snapshots_.back().facts().round()) >
-        store_->limits().bytes_max / 2) {
-      snapshot_plan_.Want();
-    }
+    if (store_->BytesAfter(snapshot) > store_->limits().bytes_max / 2) snapshot_plan_.Want();
     batch.plan = snapshot_plan_.Propose(job.round.round + 1, job.round.next_members);
   }
   if (!spec_.deterministic()) return batch;

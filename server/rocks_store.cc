@@ -263,7 +263,7 @@ absl::Status RocksStore::DropOld(const StoreBatch& batch, rocksdb::WriteBatch* w
     return Cost(records[round]);
   };
   const uint64_t keep =
-      FirstRoundToKeep(options_.limits, batch.keep_after, first, span->last_round(),
+      FirstRoundToKeep(options_.limits, batch, first, span->last_round(),
                        span->payload_bytes() + rounds * kStoredRoundBytes, bytes_of);
   ISTHMUS_RETURN_IF_ERROR(read);
   uint64_t dropped_bytes = 0;

@@ -21,7 +21,7 @@ void SnapshotPlan::Resume(const absl::optional<v1::StoredSnapshotPlan>& plan,
 
 absl::optional<v1::StoredSnapshotPlan> SnapshotPlan::Propose(
     uint64_t round, const std::vector<std::string>& members) const {
-  const bool due = wanted_ || round >= newest_ + every_rounds_;
+  const bool due = wanted_ || round >= newest_ + every_rounds_ || round == steps_;
   if (every_rounds_ == 0 || plan_.has_value() || members.empty() || !due) return absl::nullopt;
   v1::StoredSnapshotPlan plan;
   plan.set_round(round);

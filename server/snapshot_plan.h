@@ -25,9 +25,10 @@ namespace isthmus {
 
 class SnapshotPlan {
  public:
-  // A state is wanted when so many rounds have passed since the last snapshot; 0: never, whoever
-  // wants it.
-  explicit SnapshotPlan(uint64_t every_rounds) : every_rounds_(every_rounds) {}
+  // A state is wanted when so many rounds have passed since the last snapshot, and after the last
+  // round (`steps`; 0: there is none). 0 for every_rounds: never, whoever wants it.
+  explicit SnapshotPlan(uint64_t every_rounds, uint64_t steps = 0)
+      : every_rounds_(every_rounds), steps_(steps) {}
 
   // What a coordinator that starts again knows. Reports come again.
   void Resume(const absl::optional<v1::StoredSnapshotPlan>& plan,
@@ -68,7 +69,7 @@ class SnapshotPlan {
  private:
   Verdict JudgeWhole(const std::function<bool(const std::string&)>& is_live, int64_t now_ms) const;
 
-  const uint64_t every_rounds_;
+  const uint64_t every_rounds_, steps_;
   uint64_t newest_ = 0;  // round of the newest snapshot
   bool wanted_ = false;
   std::string failed_node_;  // its upload was given up

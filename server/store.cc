@@ -113,7 +113,7 @@ class MemoryStore final : public Store {
     settled_.push_back(batch.update->record.sha256());
     const uint64_t first = FirstLocked();
     const uint64_t keep =
-        FirstRoundToKeep(limits_, batch.keep_after, first, state_.last_round, bytes_,
+        FirstRoundToKeep(limits_, batch, first, state_.last_round, bytes_,
                          [&](uint64_t round) { return Cost(*updates_[round - first]); });
     for (uint64_t round = first; round < keep; ++round) {
       bytes_ -= Cost(*updates_.front());

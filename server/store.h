@@ -58,6 +58,9 @@ struct StoreBatch {
   // With an update: whatever the store's limits say, updates after this round are kept and those up
   // to it are not. Absent: the limits decide.
   absl::optional<uint64_t> keep_after;
+  // With an update: whatever else is said, updates after this round stay. They are all there is
+  // between the newest snapshot, or the start state, and the present. Absent: nobody needs them.
+  absl::optional<uint64_t> needed_after;
   // Whose state becomes the next snapshot. Pieces of all rounds that do not count go.
   absl::optional<v1::StoredSnapshotPlan> plan;
   // All of its pieces were written: from here on it counts. All but the kSnapshotsKept newest go.
@@ -134,13 +137,14 @@ std::unique_ptr<Store> MakeMemoryStore(const StoreLimits& limits = {kStoredRound
 inline constexpr uint64_t kRoundsDroppedAtOnce = 64;
 
 // The first round to keep of the updates [first_round, last_round] with `bytes` in all: what the
-// limits allow, or keep_after if it is there, and the last one always. `bytes_of` gives what a
-// round counts.
+// limits allow, or the batch's keep_after if it is there, what it needs, and the last one always.
+// `bytes_of` gives what a round counts.
 template <typename BytesOf>
-uint64_t FirstRoundToKeep(const StoreLimits& limits, const absl::optional<uint64_t>& keep_after,
-                          uint64_t first_round, uint64_t last_round, uint64_t bytes,
-                          const BytesOf& bytes_of) {
-  const uint64_t most = std::min(last_round, first_round + kRoundsDroppedAtOnce);
+uint64_t FirstRoundToKeep(const StoreLimits& limits, const StoreBatch& batch, uint64_t first_round,
+                          uint64_t last_round, uint64_t bytes, const BytesOf& bytes_of) {
+  const absl::optional<uint64_t>& keep_after = batch.keep_after;
+  uint64_t most = std::min(last_round, first_round + kRoundsDroppedAtOnce);
+  if (batch.needed_after.has_value()) most = std::min(most, *batch.needed_after + 1);
   while (first_round < most) {
     const bool over = keep_after.has_value() ? first_round <= *keep_after
                                              : last_round - first_round >= limits.rounds_max ||

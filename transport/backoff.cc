@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/sha256.h"
 
 namespace isthmus {
 
@@ -22,5 +23,11 @@ int64_t Backoff::NextDelayMs(int64_t at_least_ms) {
 }
 
 void Backoff::Reset() { current_ms_ = first_ms_; }
+
+uint64_t RandomBackoffSeed() {
+  uint64_t seed = 0;
+  for (char byte : RandomBytes(sizeof(seed))) seed = seed << 8 | static_cast<unsigned char>(byte);
+  return seed;
+}
 
 }  // namespace isthmus

@@ -24,4 +24,7 @@ class Backoff {
   int current_ms_;
 };
 
+// Different in each process, so that callers that lost one server do not come back in step.
+uint64_t RandomBackoffSeed();
+
 }  // namespace isthmus

@@ -21,13 +21,6 @@ namespace {
 // How often the control thread looks whether a rank that had joined has gone silent.
 constexpr std::chrono::milliseconds kTick(200);
 
-// Different in each process, so that agents that lost one coordinator do not come back in step.
-uint64_t RandomSeed() {
-  uint64_t seed = 0;
-  for (char byte : RandomBytes(sizeof(seed))) seed = seed << 8 | static_cast<unsigned char>(byte);
-  return seed;
-}
-
 // The sentence without its numbers of seconds, which pass while the cause stays.
 std::string WithoutTimes(absl::string_view sentence) {
   std::string kept;
@@ -154,7 +147,7 @@ void AgentImpl::Control() {
 
 // Asks for the spec until it is there. False: the agent has ended.
 bool AgentImpl::FetchSpec() {
-  Backoff backoff(RandomSeed());
+  Backoff backoff(RandomBackoffSeed());
   v1::JoinRunRequest request;
   request.set_node(options_.node);
   request.set_role(v1::ROLE_NODE);
@@ -274,7 +267,7 @@ absl::Status AgentImpl::StartSession() {
   options.join.set_secret(state_->secret());
   options.join.set_client_version(kAgentVersion);
   options.listener = this;
-  options.backoff_seed = RandomSeed();
+  options.backoff_seed = RandomBackoffSeed();
   previous_sha256_ = options.join.last_update_sha256();
   acknowledged_ = options.join.last_round();
   joined_.reset();

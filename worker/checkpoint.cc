@@ -18,9 +18,9 @@
 #include "absl/strings/strip.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "worker/hf_config.h"
 #include "worker/json_text.h"
-#include "base/whole_file.h"
 
 namespace isthmus {
 namespace {

@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "isthmus/v1/run_spec.pb.h"
 #include "base/safetensors.h"
+#include "isthmus/v1/run_spec.pb.h"
 
 namespace isthmus {
 

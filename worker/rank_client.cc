@@ -32,12 +32,6 @@ constexpr int64_t kTellMs = 200;
 // A rank is near its agent and may ask often; the agent answers without work.
 constexpr int kSpecBackoffMaxMs = 1000;
 
-uint64_t RandomSeed() {
-  uint64_t seed = 0;
-  for (char byte : RandomBytes(sizeof(seed))) seed = seed << 8 | static_cast<unsigned char>(byte);
-  return seed;
-}
-
 size_t PieceBytes(const CommittedUpdate& update) {
   size_t bytes = 0;
   for (const std::string& piece : update.pieces) bytes += piece.size();
@@ -62,6 +56,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
   void Checkpointed(uint64_t round) override;
   void ReportState(uint64_t round, const std::string& sha256) override;
   void UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) override;
+  void FinishUpload() override;
   absl::StatusOr<v1::SnapshotFacts> FetchSnapshot(
       std::optional<uint64_t> round, const std::vector<SectionRange>& ranges,
       const std::function<absl::Status(const v1::SnapshotPiece&)>& on_piece) override;
@@ -188,7 +183,7 @@ std::string RankClientImpl::AskWhy() {
 absl::StatusOr<v1::JoinRunResponse> RankClientImpl::FetchSpec() {
   v1::JoinRunRequest request;
   request.set_role(v1::ROLE_RANK);
-  Backoff backoff(RandomSeed(), kBackoffFirstMs, kSpecBackoffMaxMs);
+  Backoff backoff(RandomBackoffSeed(), kBackoffFirstMs, kSpecBackoffMaxMs);
   const int64_t start_ms = clock_.NowMs();
   while (true) {
     absl::StatusOr<v1::JoinRunResponse> spec = client_->JoinRun(request);
@@ -231,7 +226,7 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
   options.join = request;
   options.join.set_role(v1::ROLE_RANK);
   options.listener = this;
-  options.backoff_seed = RandomSeed();
+  options.backoff_seed = RandomBackoffSeed();
   rank_ = request.rank().rank();
   ranges_.assign(request.rank().ranges().begin(), request.rank().ranges().end());
   {
@@ -388,7 +383,7 @@ void RankClientImpl::UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) 
   SnapshotUploader::Options options;
   options.agent = options_.agent;
   options.rank = rank_;
-  options.backoff_seed = RandomSeed();
+  options.backoff_seed = RandomBackoffSeed();
   options.incarnation = [this] {
     std::lock_guard<std::mutex> lock(mutex_);
     return joined_.has_value() ? joined_->incarnation() : 0;
@@ -398,11 +393,18 @@ void RankClientImpl::UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) 
   uploader_ = *std::move(started);
 }
 
+void RankClientImpl::FinishUpload() {
+  if (uploader_ == nullptr) return;
+  Tell("this rank's part of the last snapshot goes up");
+  uploader_->Wait(options_.stop);
+  Tell("");
+}
+
 absl::StatusOr<v1::SnapshotFacts> RankClientImpl::FetchSnapshot(
     std::optional<uint64_t> round, const std::vector<SectionRange>& ranges,
     const std::function<absl::Status(const v1::SnapshotPiece&)>& on_piece) {
   SnapshotFetch fetch(client_.get(), round, ranges, on_piece);
-  Backoff backoff(RandomSeed());
+  Backoff backoff(RandomBackoffSeed());
   while (true) {
     const absl::Status status = fetch.Try([this](const std::string& sentence) { Tell(sentence); });
     const bool stop = options_.stop && options_.stop();

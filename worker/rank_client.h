@@ -88,6 +88,8 @@ class RankClient {
   virtual void ReportState(uint64_t round, const std::string& sha256) = 0;
   // Sends it in the background, in place of an earlier one; given up when the client goes.
   virtual void UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) = 0;
+  // Until that is done, is not wanted, or makes no progress.
+  virtual void FinishUpload() = 0;
   // A snapshot's facts, and the elements named: each of them in one piece that is handed out, in
   // order. Of `round`, or the newest there is. Works before Join. Waits out lost connections, and
   // that there is none yet. NOT_FOUND: that round has none (any more). Else errors as of Join.

@@ -14,6 +14,8 @@
 namespace isthmus {
 namespace {
 
+// How often `stop` is asked while waiting.
+constexpr std::chrono::milliseconds kStopPoll(100);
 constexpr uint64_t kCutElements = kSnapshotPieceBytesMax / sizeof(float);
 
 bool Overlap(const SectionRange& a, const SectionRange& b) {
@@ -35,7 +37,10 @@ absl::StatusOr<std::unique_ptr<SnapshotUploader>> SnapshotUploader::Start(
 
 SnapshotUploader::SnapshotUploader(Options options, std::unique_ptr<Client> client,
                                    std::shared_ptr<const SnapshotParts> parts)
-    : options_(std::move(options)), client_(std::move(client)), parts_(std::move(parts)) {
+    : options_(std::move(options)),
+      client_(std::move(client)),
+      parts_(std::move(parts)),
+      progress_ms_(clock_.NowMs()) {
   // Always cut in the same way: what is held is whole cuts.
   for (const SnapshotParts::Part& part : parts_->parts) {
     for (uint64_t at = 0; at < part.values.size(); at += kCutElements) {
@@ -55,9 +60,27 @@ SnapshotUploader::~SnapshotUploader() {
   thread_.join();
 }
 
+void SnapshotUploader::Wait(const std::function<bool()>& stop) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!up_ && clock_.NowMs() - progress_ms_ < kSnapshotStallMs) {
+    lock.unlock();
+    const bool stopped = stop != nullptr && stop();
+    lock.lock();
+    if (stopped) return;
+    changed_.wait_for(lock, kStopPoll);
+  }
+}
+
+void SnapshotUploader::Run() {
+  Upload();
+  std::lock_guard<std::mutex> lock(mutex_);
+  up_ = true;  // or it is not wanted
+  changed_.notify_all();
+}
+
 // Asks on when all of it is there: until the state counts, a coordinator that starts again may have
 // lost it, or found that it is damaged. Then it is not wanted any more.
-void SnapshotUploader::Run() {
+void SnapshotUploader::Upload() {
   std::vector<SectionRange> own;
   for (const Cut& cut : cuts_) own.push_back(cut.range);
   own = Missing(own, {}, own.size());  // neighbours merged
@@ -79,8 +102,11 @@ void SnapshotUploader::Run() {
       LogDebug("this rank's part of the snapshot is up",
                {{"round", absl::StrCat(parts_->facts.round())}});
     }
-    was_up = was_up || sent.ok();
-    if (sent.ok()) backoff.Reset();
+    if (sent.ok()) {
+      was_up = up_ = true;
+      changed_.notify_all();
+      backoff.Reset();
+    }
     const int64_t delay_ms =
         sent.ok() ? kRetryAfterMs : backoff.NextDelayMs(std::max<int64_t>(RetryAfterMsOf(sent), 0));
     changed_.wait_for(lock, std::chrono::milliseconds(delay_ms), [this] { return stopping_; });
@@ -138,6 +164,7 @@ absl::StatusOr<std::vector<SectionRange>> SnapshotUploader::Send(
     piece.set_begin(cut.range.begin);
     piece.set_data(cut.values, (cut.range.end - cut.range.begin) * sizeof(float));
     open = upload->Send(piece);
+    progress_ms_ = clock_.NowMs();
   }
   ISTHMUS_ASSIGN_OR_RETURN(const v1::UploadSnapshotResponse response, upload->Finish());
   return ReadRanges(response.missing(), parts_->facts.sections(), parts_->facts.elements());

@@ -3,6 +3,7 @@
 // coordinator in between. No torch.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/clock.h"
 #include "spec/section_ranges.h"
 #include "transport/client.h"
 #include "worker/snapshot_parts.h"
@@ -31,6 +33,9 @@ class SnapshotUploader {
       const Options& options, std::shared_ptr<const SnapshotParts> parts);
   // Gives up what is not sent.
   ~SnapshotUploader();
+  // Until all is held, or it is not wanted; or nothing went up for kSnapshotStallMs; or `stop`,
+  // which may be null, says so.
+  void Wait(const std::function<bool()>& stop);
   SnapshotUploader(const SnapshotUploader&) = delete;
   SnapshotUploader& operator=(const SnapshotUploader&) = delete;
 
@@ -43,6 +48,7 @@ class SnapshotUploader {
   SnapshotUploader(Options options, std::unique_ptr<Client> client,
                    std::shared_ptr<const SnapshotParts> parts);
   void Run();
+  void Upload();
   // Sends what is missing until nothing is.
   absl::Status SendAll(const std::vector<SectionRange>& own);
   // The same for ranges that one call can name.
@@ -54,9 +60,12 @@ class SnapshotUploader {
   const std::unique_ptr<Client> client_;
   const std::shared_ptr<const SnapshotParts> parts_;
   std::vector<Cut> cuts_;  // ascending
+  const MonotonicClock clock_;
+  std::atomic<int64_t> progress_ms_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;
+  bool up_ = false;  // all of it was there, or is not wanted
   std::thread thread_;
 };
 

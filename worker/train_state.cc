@@ -13,9 +13,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/limits.h"
+#include "base/safetensors.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
-#include "base/safetensors.h"
 
 namespace isthmus {
 namespace {

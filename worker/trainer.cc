@@ -18,12 +18,12 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "spec/manifest.h"
 #include "spec/run_spec.h"
 #include "transport/errors.h"
 #include "worker/checkpoint.h"
 #include "worker/contribution_digest.h"
-#include "base/whole_file.h"
 
 namespace isthmus {
 namespace {
@@ -369,6 +369,8 @@ absl::Status Trainer::Finish() {
   ISTHMUS_RETURN_IF_ERROR(CountBytes({}, &report_).status());
   summary_.bytes_up = report_.bytes_up;
   summary_.bytes_down = report_.bytes_down;
+  // Who comes later starts from the last state; without an upload this returns at once.
+  options_.client->FinishUpload();
   // Nothing below needs the run: others are not kept waiting for it.
   options_.client->Leave("finished");
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -20,16 +21,20 @@ using ::testing::HasSubstr;
 // A store that is said to last, with writes that can fail.
 class LastingStore final : public Store {
  public:
+  explicit LastingStore(std::unique_ptr<Store> store = MakeMemoryStore())
+      : store_(std::move(store)) {}
   absl::Status Write(const StoreBatch& batch) override {
     std::unique_lock<std::mutex> lock(mutex_);
     ++writes_;
     written_.notify_all();
     if (!fails_with_.ok()) return fails_with_;
+    StoreBatch written = batch;
+    if (has_snapshots_) written.needed_after.reset();
     lock.unlock();
-    return store_->Write(batch);
+    return store_->Write(written);
   }
   StoredState State() const override { return store_->State(); }
-  bool durable() const override { return true; }
+  bool durable() const override { return !has_snapshots_; }
   absl::StatusOr<std::vector<StoredUpdatePtr>> ReadAfter(uint64_t last_round,
                                                          uint64_t bytes_max) const override {
     return store_->ReadAfter(last_round, bytes_max);
@@ -50,6 +55,8 @@ class LastingStore final : public Store {
     return store_->ReadPiece(round, range);
   }
 
+  // As one in memory, and as if every round had its snapshot, so that updates may go.
+  void HaveSnapshots() { has_snapshots_ = true; }
   void FailWith(const absl::Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
     fails_with_ = status;
@@ -66,7 +73,8 @@ class LastingStore final : public Store {
   }
 
  private:
-  const std::unique_ptr<Store> store_ = MakeMemoryStore();
+  const std::unique_ptr<Store> store_;
+  std::atomic<bool> has_snapshots_{false};
   std::mutex mutex_;
   std::condition_variable written_;
   absl::Status fails_with_;
@@ -318,7 +326,10 @@ TEST_F(ResumeTest, OneNodeOfAnotherHistoryIsRefusedAloneAndHalfOfThemStopTheRun)
 TEST_F(ResumeTest, DeterministicModeKeepsBackToTheOldestCheckpoint) {
   v1::RunSpec spec = TestSpec({"a", "b"}, 0, 12);
   spec.set_deterministic(true);
-  Begin(spec, MakeMemoryStore({2, 1, 2}));  // limits that do not count here
+  // Limits that do not count here.
+  auto store = std::make_unique<LastingStore>(MakeMemoryStore({2, 1, 2}));
+  store->HaveSnapshots();
+  Begin(spec, std::move(store));
   a_->JoinAndWatch();
   b_->JoinAndWatch();
   for (uint64_t round = 1; round <= 4; ++round) Round(round);

@@ -103,7 +103,10 @@ void CoordinatorProcess::Run(const std::function<void(Coordinator&)>& action) {
 }
 
 void CoordinatorProcess::Tick() {
-  Run([](Coordinator& host) { host.Tick(); });
+  Run([](Coordinator& host) {
+    host.Tick();
+    (void)host.FinishSnapshot();  // a full disk: the next tick tries again
+  });
   if (up()) process_.After(kTickMs, [this] { Tick(); });
 }
 

@@ -84,6 +84,7 @@ void Node::OnJoined(const v1::JoinRunResponse& joined) {
 
 void Node::OnOpened(const v1::RoundOpened& opened) {
   opened_ = opened.round();
+  duty_ = opened.snapshot();
   if (opened_ != trainer_->round() + 1) return;
   if (trainer_->pending() != nullptr) return Send();
   if (computing_ == opened_) return;
@@ -129,6 +130,7 @@ void Node::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
   trainer_->Take(*update, OwnIncluded(update->record));
   computing_ = 0;
   session_->Acknowledge(round, update->record.sha256());
+  if (round == opened_) DoSnapshotDuty();
   const uint64_t every = scene_->plan.checkpoint_every;
   if (every != 0 && round % every == 0) {
     checkpoint_ = trainer_->Save();
@@ -151,6 +153,10 @@ void Node::OnFinished(uint64_t last_round) {
 }
 
 void Node::OnEnded(const absl::Status& status) {
+  if (AsksForSnapshot(status)) {
+    Trace(absl::StrCat("is to fetch a snapshot: ", status.message()));
+    return Fetch();
+  }
   if (ReasonOf(status) == "NODE_EVICTED") {
     // As in life: the ranks end with the sentence.
     Trace("is evicted");
@@ -176,6 +182,7 @@ void Node::CrashTrainer() {
   trainer_->Die();
   Bury();
   trainer_.reset();
+  done_ = false;
 }
 
 void Node::Bury() {

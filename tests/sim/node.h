@@ -43,6 +43,7 @@ class Node final : private SessionListener {
   };
   const Past& past() const { return past_; }
   uint64_t skipped() const { return skipped_; }
+  uint64_t fetched() const { return fetched_; }
 
  private:
   // What an agent keeps in its state folder.
@@ -60,6 +61,12 @@ class Node final : private SessionListener {
   void OnWaiting(const std::string&) override {}
 
   void Connect();
+  // snapshots.cc: as worker/snapshot_uploader.cc and worker/trainer_snapshot.cc have it.
+  void DoSnapshotDuty();
+  void Upload(std::shared_ptr<const v1::SnapshotFacts> facts, std::string values, uint64_t life);
+  void Fetch();
+  void StartFrom(const v1::SnapshotFacts& facts, const std::string& values);
+  v1::SnapshotFacts Facts() const;
   void Compute(uint64_t round);
   void Send();
   bool OwnIncluded(const v1::UpdateRecord& record) const;
@@ -76,8 +83,10 @@ class Node final : private SessionListener {
   Trainer::Checkpoint checkpoint_;
   std::unique_ptr<SimSession> session_;
   std::unique_ptr<Trainer> trainer_;
-  uint64_t opened_ = 0;     // the round that the session has said is open
-  uint64_t computing_ = 0;  // 0: nothing
+  uint64_t opened_ = 0;      // the round that the session has said is open
+  uint64_t computing_ = 0;   // 0: nothing
+  v1::SnapshotDuty duty_{};  // of the round that is open
+  uint64_t fetched_ = 0;     // snapshots that it started from
   bool done_ = false;
   uint64_t skipped_ = 0;
   Past past_;

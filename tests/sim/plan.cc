@@ -122,6 +122,10 @@ Plan MakePlan(uint64_t seed, const PlanOptions& options) {
   plan.delay_max_ms = Pick<int>(&random, {2, 20, 200, 1000});
   plan.compute_max_ms = random.Between(50, 2500);
   plan.checkpoint_every = static_cast<uint64_t>(random.Between(0, 4));
+  if (!plan.spec.deterministic() && random.Chance(500)) {
+    plan.keep_rounds = static_cast<uint64_t>(random.Between(1, 4));
+    plan.spec.mutable_snapshot()->set_every_rounds(static_cast<uint64_t>(random.Between(1, 4)));
+  }
   PickFaults(&random, &plan);
   if (options.faults) return plan;
   plan.loss_permille = plan.replay_permille = plan.forge_permille = 0;
@@ -205,6 +209,9 @@ std::string Describe(const Plan& plan) {
       {"leaves", plan.leave},
       {"drains", plan.drain},
       {"evictions", plan.evict}};
+  if (plan.keep_rounds != 0) {
+    absl::StrAppend(&line, " keeps ", plan.keep_rounds, " rounds,");
+  }
   for (const auto& [name, on] : kinds) {
     if (on) absl::StrAppend(&line, " ", name, ",");
   }

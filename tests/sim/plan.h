@@ -54,6 +54,8 @@ struct Plan {
   int spoil_permille = 0;
   int all_abstain_permille = 0;
 
+  // Updates kept, where it is few: nodes that are behind need snapshots. 0: all.
+  uint64_t keep_rounds = 0;
   int64_t compute_max_ms = 0;
   // A trainer that starts again has its checkpoint of so many rounds ago at most; 0: none.
   uint64_t checkpoint_every = 0;

@@ -251,6 +251,8 @@ void SimSession::Beat() {
   request.set_incarnation(state_->joined.incarnation());
   request.set_acknowledged_round(state_->acknowledged.round);
   request.set_checkpoint_round(state_->checkpoint_round);
+  request.set_state_round(state_->state.round);
+  request.set_state_sha256(state_->state.sha256);
   state_->told_round = state_->acknowledged.round;
   options_.link->Call<v1::HeartbeatResponse>(
       options_.process, [request](Coordinator& host) { return host.Heartbeat(request); },

@@ -38,7 +38,12 @@ class SimSession {
   void Acknowledge(uint64_t round, const std::string& sha256);
   // The newest checkpoint, for heartbeats.
   void SetCheckpoint(uint64_t round) { state_->checkpoint_round = round; }
+  // SHA-256 of the state after a round, for heartbeats.
+  void SetStateReport(uint64_t round, const std::string& sha256) {
+    state_->state = {round, sha256};
+  }
   void Leave(const std::string& reason);
+  uint64_t incarnation() const { return state_->joined.incarnation(); }
   bool connected() const { return state_->watching; }
 
  private:
@@ -55,6 +60,7 @@ class SimSession {
     RoundHash acknowledged;
     uint64_t told_round = 0;
     uint64_t checkpoint_round = 0;
+    RoundHash state;
     std::shared_ptr<Link::WatchCall> watch;
     uint64_t connection = 0;  // number of the present try
     std::optional<int64_t> other_owner_since_ms;

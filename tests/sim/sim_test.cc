@@ -35,7 +35,7 @@ std::string HowToSeeIt(uint64_t seed) {
 TEST_F(SimTest, AThousandSeeds) {
   const uint64_t first = FirstSeed();
   RecordProperty("first_seed", std::to_string(first));
-  uint64_t included = 0, left_out = 0, dropped = 0, orders = 0;
+  uint64_t included = 0, left_out = 0, dropped = 0, orders = 0, fetched = 0;
   for (uint64_t seed = first; seed < first + kSeeds; ++seed) {
     const Verdict verdict = Simulate(MakePlan(seed));
     ASSERT_EQ(verdict.failure, "") << "seed " << seed << "\n" << HowToSeeIt(seed);
@@ -43,18 +43,20 @@ TEST_F(SimTest, AThousandSeeds) {
     left_out += verdict.left_out;
     dropped += verdict.dropped;
     orders += verdict.orders;
+    fetched += verdict.fetched;
   }
   std::printf(
       "seeds from %llu on: contributions included %llu, left out %llu, dropped %llu; "
-      "drained, evicted, admitted %llu\n",
+      "drained, evicted, admitted %llu; started from snapshots %llu\n",
       static_cast<unsigned long long>(first), static_cast<unsigned long long>(included),
       static_cast<unsigned long long>(left_out), static_cast<unsigned long long>(dropped),
-      static_cast<unsigned long long>(orders));
+      static_cast<unsigned long long>(orders), static_cast<unsigned long long>(fetched));
   // The worlds are rough enough that every outcome is common.
   EXPECT_GT(included, 10 * kSeeds);
   EXPECT_GT(left_out, kSeeds / 2);
   EXPECT_GT(dropped, kSeeds / 100);
   EXPECT_GT(orders, kSeeds / 2);
+  EXPECT_GT(fetched, kSeeds / 20);
 }
 
 TEST_F(SimTest, ASeedIsOneHistory) {

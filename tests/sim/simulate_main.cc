@@ -77,7 +77,7 @@ int One(uint64_t seed, const PlanOptions& options) {
 
 int Many(const Flags& flags, const PlanOptions& options) {
   uint64_t included = 0, left_out = 0, dropped = 0, rounds = 0, failed = 0;
-  uint64_t coordinators = 0, trainers = 0;
+  uint64_t coordinators = 0, trainers = 0, fetched = 0;
   double simulated_s = 0, sum_error = 0;
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
     const Verdict verdict = Simulate(MakePlan(seed, options));
@@ -87,6 +87,7 @@ int Many(const Flags& flags, const PlanOptions& options) {
     rounds += verdict.rounds;
     coordinators += verdict.coordinator_lives;
     trainers += verdict.trainer_lives;
+    fetched += verdict.fetched;
     simulated_s += static_cast<double>(verdict.simulated_ms) / 1000.0;
     sum_error = std::max(sum_error, verdict.sum_error);
     if (verdict.failure.empty()) continue;
@@ -99,12 +100,14 @@ int Many(const Flags& flags, const PlanOptions& options) {
   }
   std::printf(
       "seeds from %llu on: %llu; failed %llu; rounds %llu; contributions included %llu, left out "
-      "%llu, dropped %llu; coordinators started %llu, trainers %llu; %.0f s simulated",
+      "%llu, dropped %llu; coordinators started %llu, trainers %llu; started from snapshots %llu; "
+      "%.0f s simulated",
       static_cast<unsigned long long>(flags.first), static_cast<unsigned long long>(flags.seeds),
       static_cast<unsigned long long>(failed), static_cast<unsigned long long>(rounds),
       static_cast<unsigned long long>(included), static_cast<unsigned long long>(left_out),
       static_cast<unsigned long long>(dropped), static_cast<unsigned long long>(coordinators),
-      static_cast<unsigned long long>(trainers), simulated_s);
+      static_cast<unsigned long long>(trainers), static_cast<unsigned long long>(fetched),
+      simulated_s);
   if (flags.accounting) std::printf("; sums agree within %.2e", sum_error);
   std::printf("\n");
   return failed == 0 ? 0 : 1;

@@ -265,7 +265,10 @@ Verdict Simulation::Run() {
   verdict.dropped = ledger.dropped;
   verdict.orders = orders_heard_;
   verdict.coordinator_lives = coordinator_.process().life();
-  for (const auto& node : nodes_) verdict.trainer_lives += node->lives();
+  for (const auto& node : nodes_) {
+    verdict.trainer_lives += node->lives();
+    verdict.fetched += node->fetched();
+  }
   if (!verdict.failure.empty()) return verdict;
   verdict.state = nodes_[0]->trainer()->StateHash();
   verdict.sum_error = SumError();

@@ -16,8 +16,9 @@ struct Verdict {
   uint64_t rounds = 0;
   uint64_t included = 0, left_out = 0, dropped = 0;  // contributions
   uint64_t coordinator_lives = 0, trainer_lives = 0;
-  uint64_t orders = 0;  // of operators, that were heard
-  std::string state;    // hash of the replicated state at the end
+  uint64_t orders = 0;   // of operators, that were heard
+  uint64_t fetched = 0;  // snapshots that nodes started from
+  std::string state;     // hash of the replicated state at the end
   // Of the relative error of: inputs = included + residuals + what was dropped; over all values.
   // Only where beta is 1 as nearly as can be.
   double sum_error = 0;

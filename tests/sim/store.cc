@@ -16,7 +16,23 @@ PiecesPtr PiecesOf(const StoredUpdate& update) {
   return pieces;
 }
 
+StoreLimits LimitsOf(const Plan& plan) {
+  StoreLimits limits = {kStoredRoundsDefault, kKeptUpdateBytesMax, kStoredDigestRounds};
+  if (plan.keep_rounds != 0) limits.rounds_max = plan.keep_rounds;
+  return limits;
+}
+
 }  // namespace
+
+SimStore::SimStore(Scene* scene) : scene_(scene), kept_(MakeMemoryStore(LimitsOf(scene->plan))) {}
+
+absl::Status SimStore::WritePiece(uint64_t round, const SectionRange& range,
+                                  absl::string_view data) {
+  if (scene_->world.NowMs() < full_until_ms_) {
+    return absl::ResourceExhaustedError("the disk is full");
+  }
+  return kept_->WritePiece(round, range, data);
+}
 
 absl::Status SimStore::Keep(const StoreBatch& batch) {
   const absl::Status written = kept_->Write(batch);

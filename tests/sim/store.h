@@ -14,7 +14,7 @@ namespace isthmus::sim {
 
 class SimStore final : public Store {
  public:
-  explicit SimStore(Scene* scene) : scene_(scene), kept_(MakeMemoryStore()) {}
+  explicit SimStore(Scene* scene);
 
   absl::Status Write(const StoreBatch& batch) override;
   StoredState State() const override { return kept_->State(); }
@@ -27,9 +27,7 @@ class SimStore final : public Store {
   uint64_t BytesAfter(uint64_t last_round) const override { return kept_->BytesAfter(last_round); }
   const StoreLimits& limits() const override { return kept_->limits(); }
   absl::Status WritePiece(uint64_t round, const SectionRange& range,
-                          absl::string_view data) override {
-    return kept_->WritePiece(round, range, data);
-  }
+                          absl::string_view data) override;
   std::vector<SectionRange> Pieces(uint64_t round) const override { return kept_->Pieces(round); }
   absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override {
     return kept_->ReadPiece(round, range);

@@ -106,6 +106,7 @@ class LocalClient final : public RankClient {
   }
   void ReportState(uint64_t, const std::string&) override {}
   void UploadSnapshot(std::shared_ptr<const SnapshotParts>) override {}
+  void FinishUpload() override {}
   absl::StatusOr<v1::SnapshotFacts> FetchSnapshot(
       std::optional<uint64_t>, const std::vector<SectionRange>&,
       const std::function<absl::Status(const v1::SnapshotPiece&)>&) override {

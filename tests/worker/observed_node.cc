@@ -58,6 +58,7 @@ class ObservedClient final : public RankClient {
   void UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) override {
     client_->UploadSnapshot(std::move(parts));
   }
+  void FinishUpload() override { client_->FinishUpload(); }
   absl::StatusOr<v1::SnapshotFacts> FetchSnapshot(
       std::optional<uint64_t> round, const std::vector<SectionRange>& ranges,
       const std::function<absl::Status(const v1::SnapshotPiece&)>& on_piece) override {
