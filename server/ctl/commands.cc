@@ -38,6 +38,9 @@ constexpr Known kCommands[] = {
     {"runs list", Command::kRunsList, Takes::kNothing, "the coordinator's runs, one a line"},
     {"runs checkpoint", Command::kRunsCheckpoint, Takes::kRun,
      "keep a snapshot of the next round that opens"},
+    {"checkpoint export", Command::kCheckpointExport, Takes::kRun,
+     "the parameters of the newest snapshot (or of --round), checked against\n"
+     "                         its hash, as a safetensors file (--out)"},
     {"nodes list", Command::kNodesList, Takes::kRun,
      "every node: its state, and what it waits for"},
     {"nodes drain", Command::kNodesDrain, Takes::kNode,

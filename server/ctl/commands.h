@@ -14,6 +14,7 @@ enum class Command {
   kRunsShow,
   kRunsList,
   kRunsCheckpoint,
+  kCheckpointExport,
   kNodesList,
   kNodesDrain,
   kNodesEvict,

@@ -3,6 +3,8 @@
 //   1  the coordinator refused; its sentence is printed
 //   2  wrong usage
 //   3  the coordinator cannot be reached, or does not answer in time
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,20 +17,27 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/main_flags.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
+#include "base/whole_file.h"
 #include "google/protobuf/util/json_util.h"
 #include "server/ctl/client.h"
 #include "server/ctl/commands.h"
 #include "server/ctl/deeds.h"
+#include "server/ctl/export.h"
 #include "server/ctl/render.h"
 #include "server/version.h"
 #include "transport/addresses.h"
+#include "transport/client.h"
+#include "transport/errors.h"
 
 ABSL_FLAG(std::string, server, "",
           "the coordinator, HOST:PORT; default: the variable ISTHMUS_SERVER, else 127.0.0.1:7070");
 ABSL_FLAG(bool, json, false, "print the messages of the coordinator's services as JSON");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "longest wait for an answer, such as 10s");
 ABSL_FLAG(std::string, reason, "", "why, of 'nodes drain' and 'nodes evict'; at most 256 bytes");
+ABSL_FLAG(std::string, out, "", "the file that 'checkpoint export' writes");
+ABSL_FLAG(int64_t, round, -1, "the snapshot of 'checkpoint export'; -1: the newest");
 ABSL_FLAG(int, limit, 20, "rounds that 'rounds list' shows");
 
 namespace isthmus {
@@ -70,6 +79,7 @@ absl::Status CheckFlags() {
 int FailCall(const absl::Status& status, const std::string& address) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
+      if (!ReasonOf(status).empty()) return Fail(kExitRefused, status.message());  // it answered
       return Fail(kExitUnreachable,
                   absl::StrCat("cannot reach a coordinator at ", address, " (", status.message(),
                                "); does it run there? --server or ", kServerVariable,
@@ -156,6 +166,34 @@ bool Changes(Command command) {
          command == Command::kNodesAdmit || command == Command::kRunsCheckpoint;
 }
 
+// Not within --timeout, which is for short answers: it may be much, and tells how far it is.
+absl::Status Export(const std::string& address, const Request& request) {
+  ExportOptions options;
+  options.run = request.run;
+  options.path = absl::GetFlag(FLAGS_out);
+  if (absl::GetFlag(FLAGS_round) >= 0) {
+    options.round = static_cast<uint64_t>(absl::GetFlag(FLAGS_round));
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckCanWrite(options.path));
+  const bool shows = isatty(fileno(stderr)) == 1;
+  options.progress = [shows](uint64_t bytes, uint64_t of) {
+    if (shows) {
+      std::fprintf(stderr, "\r%llu of %llu MiB", static_cast<unsigned long long>(bytes >> 20),
+                   static_cast<unsigned long long>(of >> 20));
+    }
+  };
+  ClientOptions client_options;
+  client_options.address = address;
+  ISTHMUS_ASSIGN_OR_RETURN(const auto client, Client::Make(client_options));
+  const absl::StatusOr<v1::SnapshotFacts> facts = ExportSnapshot(client.get(), options);
+  if (shows) std::fprintf(stderr, "\n");
+  ISTHMUS_RETURN_IF_ERROR(facts.status());
+  if (absl::GetFlag(FLAGS_json)) return PrintJson(*facts, /*pretty=*/true);
+  return Print(absl::StrCat("wrote ", options.path, ": the parameters after round ", facts->round(),
+                            " of run ", facts->run(), " (state ", HexPrefix(facts->state_sha256()),
+                            ", checked). Trainers begin from it with --start_file.\n"));
+}
+
 absl::Status Show(MonitorClient* client, const Request& request) {
   const bool json = absl::GetFlag(FLAGS_json);
   const absl::TimeZone zone = absl::LocalTimeZone();
@@ -193,6 +231,7 @@ absl::Status Show(MonitorClient* client, const Request& request) {
 }
 
 absl::Status Execute(const std::string& address, const Request& request) {
+  if (request.command == Command::kCheckpointExport) return Export(address, request);
   const auto timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(absl::GetFlag(FLAGS_timeout)));
   ISTHMUS_ASSIGN_OR_RETURN(const auto monitor, MonitorClient::Make(address, timeout_ms));
   if (!Changes(request.command)) return Show(monitor.get(), request);
@@ -214,6 +253,9 @@ int Main(int argc, char** argv) {
   if (request->command == Command::kHelp) return Print(HelpText()).ok() ? 0 : kExitRefused;
   if (request->command == Command::kVersion) {
     return Print(absl::StrCat("isthmusctl ", kServerVersion, "\n")).ok() ? 0 : kExitRefused;
+  }
+  if (request->command == Command::kCheckpointExport && absl::GetFlag(FLAGS_out).empty()) {
+    return Fail(kExitFlags, "--out is empty; name the file to write, such as model.safetensors");
   }
   const std::string address = ServerAddress();
   if (const auto parsed = ParseAddress(address); !parsed.ok()) {

@@ -54,6 +54,40 @@ class Ctl(SystemCase):
         return shown[0]
 
 
+def tensors(path):
+    """Bytes of every tensor in a safetensors file, by name."""
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    header.pop("__metadata__", None)
+    return {
+        name: data[begin + entry["data_offsets"][0] : begin + entry["data_offsets"][1]]
+        for name, entry in header.items()
+    }
+
+
+class Export(Ctl):
+    def test_the_last_state_is_exported_as_the_trainers_save_it(self):
+        cluster = self.cluster({"a": 1, "b": 2}, steps=12, more='preset: "full"\n')
+        cluster.start_coordinator()
+        out = self.folder / "model.safetensors"
+        words = ("checkpoint", "export")
+        none_yet = self.ctl(*words, f"--out={out}", address=cluster.address, code=1)
+        self.assertIn("has no snapshot yet", none_yet)
+        self.assertIn("--out is empty", self.ctl(*words, address=cluster.address, code=2))
+        saved = self.folder / "saved"
+        for node in cluster.ranks:
+            cluster.start_agent(node)
+            cluster.start_trainers(node, self.text, [f"--save={saved}"] if node == "a" else [])
+        self.finish(cluster)
+        self.assertFalse(out.exists())
+        text = self.ctl(*words, f"--out={out}", address=cluster.address)
+        self.assertIn("the parameters after round 12 of run small", text)
+        self.assertEqual(tensors(out), tensors(saved))
+        no_such = self.ctl(*words, f"--out={out}", "--round=3", address=cluster.address, code=1)
+        self.assertIn("there is no snapshot of round 3", no_such)
+
+
 class Live(Ctl):
     def test_a_stopped_trainer_is_named(self):
         cluster = self.running()
