@@ -60,6 +60,8 @@ double MsSince(Steady::time_point begin) {
   return std::chrono::duration<double, std::milli>(Steady::now() - begin).count();
 }
 
+constexpr uint64_t kOneBits = 0x3ff0000000000000;  // 1.0 as float64
+
 double Percentile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   return values.empty() ? 0 : values[static_cast<size_t>(share * (values.size() - 1))];
@@ -269,6 +271,8 @@ class Bench {
     facts->set_update_sha256(update.sha256());
     facts->set_fingerprint(fingerprint_);
     facts->set_sections(1);
+    facts->set_beta1_power_bits(kOneBits);
+    facts->set_beta2_power_bits(kOneBits);
     facts->set_elements(grid_->elements());
     StateHasher hasher(*grid_, *facts);
     v1::SnapshotPiece piece;

@@ -23,7 +23,10 @@ class FullStore final : public Store {
  public:
   explicit FullStore(const StoreLimits& limits = StoreLimits()) : store_(MakeMemoryStore(limits)) {}
   absl::Status Write(const StoreBatch& batch) override {
-    return full ? absl::ResourceExhaustedError("no space left") : store_->Write(batch);
+    if (full) return absl::ResourceExhaustedError("no space left");
+    StoreBatch written = batch;
+    if (forgets) written.needed_after.reset();
+    return store_->Write(written);
   }
   absl::Status WritePiece(uint64_t round, const SectionRange& range,
                           absl::string_view data) override {
@@ -52,12 +55,20 @@ class FullStore final : public Store {
 
   bool full = false;
   bool hides_pieces = false;
+  // As a folder that an earlier version wrote: updates went that are needed since.
+  bool forgets = false;
 
  private:
   const std::unique_ptr<Store> store_;
 };
 
 StoreLimits Keep(uint64_t rounds) { return {rounds, uint64_t{1} << 30, kStoredDigestRounds}; }
+
+std::shared_ptr<FullStore> ForgetfulStore(uint64_t rounds) {
+  auto store = std::make_shared<FullStore>(Keep(rounds));
+  store->forgets = true;
+  return store;
+}
 
 class SnapshotsTest : public SnapshotFixture {
  protected:
@@ -169,7 +180,7 @@ TEST_F(SnapshotsTest, PiecesThatCannotBeListedAreAnError) {
 }
 
 TEST_F(SnapshotsTest, WhoIsTooFarBehindIsToldToFetch) {
-  BeginRun(Spec({"a", "b"}, 1, 5), MakeMemoryStore(Keep(4)), {0});
+  BeginRun(Spec({"a", "b"}, 1, 5), ForgetfulStore(4), {0});
   for (uint64_t round = 1; round <= 3; ++round) Round(round, {0});
   // keep_rounds is 4, so a state is wanted every 2 rounds, whatever the spec says.
   ASSERT_TRUE(node(1).Join().ok());  // rounds 1 to 3 are kept
@@ -191,7 +202,7 @@ TEST_F(SnapshotsTest, AJoinerThatNeedsOneMakesTheNextRoundsStateWanted) {
   BeginRun(spec, MakeMemoryStore(Keep(100)), {0});
   // The limits were lowered while it was away.
   for (uint64_t round = 1; round <= 5; ++round) Round(round, {0});
-  const auto small = std::make_shared<FullStore>(Keep(2));
+  const auto small = ForgetfulStore(2);
   BeginRun(spec, small, {0});
   std::vector<v1::SnapshotDuty> duties;
   duties = Round(1, {0});
@@ -252,7 +263,7 @@ TEST_F(SnapshotsTest, InDeterministicModeUpdatesAreCaughtUpByWhileTheyAreKept) {
 }
 
 TEST_F(SnapshotsTest, NoSnapshotComesOfARunThatIsFinished) {
-  BeginRun(Spec({"a", "b"}, 1, 1000, 6), MakeMemoryStore(Keep(2)), {0});
+  BeginRun(Spec({"a", "b"}, 1, 1000, 6), ForgetfulStore(2), {0});
   for (uint64_t round = 1; round <= 6; ++round) Round(round, {0});
   ASSERT_TRUE(host()->finished());
   const absl::Status late = node(1).Join();

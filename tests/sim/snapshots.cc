@@ -14,6 +14,7 @@ namespace isthmus::sim {
 namespace {
 
 constexpr int64_t kRetryMs = 500;
+constexpr uint64_t kOneBits = 0x3ff0000000000000;  // 1.0 as float64
 // Elements of a piece: several in so small a model.
 constexpr uint64_t kPieceElements = 20;
 
@@ -34,6 +35,8 @@ v1::SnapshotFacts Node::Facts() const {
   facts.set_update_sha256(trainer_->sha256());
   facts.set_step(trainer_->round());
   facts.set_sections(1);
+  facts.set_beta1_power_bits(kOneBits);
+  facts.set_beta2_power_bits(kOneBits);
   facts.set_elements(scene_->grid->elements());
   facts.set_fingerprint(Fingerprint(scene_->plan.manifest));
   StateHasher hasher(*scene_->grid, facts);

@@ -69,6 +69,7 @@ class StateClient final : public RankClient {
   void Checkpointed(uint64_t) override {}
   void ReportState(uint64_t, const std::string&) override {}
   void UploadSnapshot(std::shared_ptr<const SnapshotParts>) override {}
+  void FinishUpload() override {}
   void Leave(const std::string&) override {}
   SessionCounters counters() const override { return SessionCounters(); }
 
