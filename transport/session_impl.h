@@ -88,7 +88,7 @@ class SessionImpl final : public Session {
   SessionNotifier notifier_;
   UpdateReader reader_;  // watch thread only, as the next three
   Backoff watch_backoff_;
-  std::optional<Steady::time_point> other_owner_since_;
+  std::optional<Steady::time_point> other_owner_until_;
   std::optional<Steady::time_point> watch_began_;
   Backoff send_backoff_;  // send thread only
 

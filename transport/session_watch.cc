@@ -65,7 +65,7 @@ absl::Status SessionImpl::JoinAndWatch(Client* client, bool* joined) {
   request.set_last_update_sha256(after.sha256);
   ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse response, client->JoinRun(request));
   *joined = true;
-  other_owner_since_.reset();
+  other_owner_until_.reset();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (over()) return absl::CancelledError("the session ends");
@@ -153,10 +153,11 @@ bool SessionImpl::IsFatal(const absl::Status& status, bool joined) {
   }
   const int64_t retry_ms = RetryAfterMsOf(status);
   if (status.code() != absl::StatusCode::kAlreadyExists || retry_ms < 0) return true;
-  // Another owner of our name. If it is dead its lease ends soon; a live one renews it for ever.
+  // Another owner of our name. If it is dead its lease ends in the time that we were told first; a
+  // live one renews it for ever.
   const Steady::time_point now = Steady::now();
-  if (!other_owner_since_.has_value()) other_owner_since_ = now;
-  return now - *other_owner_since_ >= Milliseconds(2 * retry_ms);
+  if (!other_owner_until_.has_value()) other_owner_until_ = now + Milliseconds(2 * retry_ms);
+  return now >= *other_owner_until_;
 }
 
 // Before the next try, telling the listener why.

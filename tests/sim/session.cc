@@ -59,7 +59,7 @@ void SimSession::Joined(const RoundHash& after,
                         const absl::StatusOr<v1::JoinRunResponse>& response) {
   const uint64_t connection = state_->connection;
   if (!response.ok()) return WatchEnded(connection, response.status(), /*joined=*/false);
-  state_->other_owner_since_ms.reset();
+  state_->other_owner_until_ms.reset();
   state_->joined = *response;
   state_->attempt = response->attempt();
   state_->admitted = true;
@@ -129,8 +129,10 @@ bool SimSession::IsFatal(const absl::Status& status, bool joined) {
   const int64_t retry_ms = RetryAfterMsOf(status);
   if (status.code() != absl::StatusCode::kAlreadyExists || retry_ms < 0) return true;
   const int64_t now_ms = world_->NowMs();
-  if (!state_->other_owner_since_ms.has_value()) state_->other_owner_since_ms = now_ms;
-  return now_ms - *state_->other_owner_since_ms >= 2 * retry_ms;
+  if (!state_->other_owner_until_ms.has_value()) {
+    state_->other_owner_until_ms = now_ms + 2 * retry_ms;
+  }
+  return now_ms >= *state_->other_owner_until_ms;
 }
 
 // The server asked to join again: the watch ends, from our side.

@@ -63,7 +63,7 @@ class SimSession {
     RoundHash state;
     std::shared_ptr<Link::WatchCall> watch;
     uint64_t connection = 0;  // number of the present try
-    std::optional<int64_t> other_owner_since_ms;
+    std::optional<int64_t> other_owner_until_ms;
   };
 
   void After(int64_t delay_ms, std::function<void()> action);

@@ -302,6 +302,22 @@ TEST_F(SessionTest, AnotherOwnerIsWaitedForAsLongAsItsLeaseMayLast) {
   EXPECT_GE(coordinator_->joins().size(), 2u);
 }
 
+TEST_F(SessionTest, AnOwnerThatIsDeadIsOutlived) {
+  StartCoordinator({});
+  const auto alive_for = [](int64_t ms) {
+    return WithRetryAfterMs(WithReason(absl::AlreadyExistsError("ams-1 lives"), kReasonNodeAlive),
+                            ms);
+  };
+  coordinator_->RefuseJoin(alive_for(2000));
+  StartSession();
+  ASSERT_TRUE(Until([&] { return coordinator_->joins().size() == 1; }));
+  // Asked again, little of its lease is left: that is no sign that it lives.
+  coordinator_->RefuseJoin(alive_for(10));
+  ASSERT_TRUE(Until([&] { return coordinator_->joins().size() >= 4; }));
+  coordinator_->RefuseJoin(absl::OkStatus());
+  ExpectWholeRun();
+}
+
 TEST_F(SessionTest, AWatchThatIsRefusedForGoodEndsTheSession) {
   contributes_ = false;
   StartCoordinator({});
