@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/whole_file.h"
 #include "worker/hf_config.h"
 #include "worker/json_text.h"
-#include "base/whole_file.h"
 
 namespace isthmus {
 namespace {

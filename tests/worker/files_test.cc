@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "worker/progress.h"
 #include "base/safetensors.h"
 #include "base/whole_file.h"
+#include "worker/progress.h"
 
 namespace isthmus {
 namespace {

@@ -10,11 +10,11 @@
 #include <set>
 #include <thread>
 
+#include "base/safetensors.h"
 #include "base/sha256.h"
 #include "spec/run_spec.h"
 #include "tests/worker/local_run.h"
 #include "tests/worker/torch_fixture.h"
-#include "base/safetensors.h"
 
 namespace isthmus {
 namespace {
