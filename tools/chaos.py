@@ -9,6 +9,7 @@ A supervisor is what systemd or a job scheduler does: it starts a process again 
 ended, and all ranks of a node together.
 """
 
+import math
 import os
 import signal
 import time
@@ -104,10 +105,10 @@ class SupervisedRun:
             self._check(deadline, f"step {step}")
             time.sleep(LOOK_S)
 
-    def wait_seconds(self, seconds):
-        """Looks for so long."""
+    def wait_seconds(self, seconds, step=math.inf):
+        """Looks for so long, or until the run has done a step."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until and self.step < step:
             self.look()
             time.sleep(LOOK_S)
 
@@ -153,7 +154,8 @@ def kill_at_random(run, draw, wanted, rounds, deadline, say=lambda text: None):
     for number, kind in enumerate(kinds):
         if number == 0 or draw.random() >= 0.25:
             run.wait_step(1 + number * (rounds - 10) // len(kinds), deadline)
-        run.wait_seconds(draw.uniform(0, 0.5))
+        # Where rounds are fast, not so long that the rounds end before the kills do.
+        run.wait_seconds(draw.uniform(0, 0.5), 1 + (number + 1) * (rounds - 10) // len(kinds))
         if run.finished():
             break
         name = draw.choice(run.victims(kind))

@@ -73,6 +73,9 @@ void SnapshotUploader::Wait(const std::function<bool()>& stop) {
 
 void SnapshotUploader::Run() {
   Upload();
+  // As much memory as the rank's part of the state.
+  cuts_.clear();
+  parts_ = nullptr;
   std::lock_guard<std::mutex> lock(mutex_);
   up_ = true;  // or it is not wanted
   changed_.notify_all();

@@ -58,7 +58,8 @@ class SnapshotUploader {
 
   const Options options_;
   const std::unique_ptr<Client> client_;
-  const std::shared_ptr<const SnapshotParts> parts_;
+  // Of the thread alone; gone when it ends.
+  std::shared_ptr<const SnapshotParts> parts_;
   std::vector<Cut> cuts_;  // ascending
   const MonotonicClock clock_;
   std::atomic<int64_t> progress_ms_;
