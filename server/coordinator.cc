@@ -29,7 +29,7 @@ constexpr int64_t kLogWaitAfterMs = 3000;
 constexpr int64_t kTellWaitAfterMs = 1000;
 
 // What a node has applied is known here a heartbeat later at the latest. It is told sooner when the
-// node has nothing else to do, but then too its ranks and its agent each take a fifth of a second,
+// node has nothing else to do, but then too its ranks and its agent each wait a moment,
 // and the WAN a round trip.
 constexpr int64_t kAcknowledgeMsMin = 1000;
 

@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t kHeartbeatFallbackMs = 3000;
 // What was applied travels with the next submission; without one for so long a heartbeat tells it
 // at once, since a node that has caught up counts again only when the server knows.
-constexpr uint32_t kTellMs = 200;
+constexpr uint32_t kTellMs = 50;
 
 }  // namespace
 

@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kStopPoll(100);
 constexpr int64_t kAskWhyMs = 3000;
 // What was applied is told with the next part of a contribution, or after this time without one: a
 // node that catches up is a member only when its agent knows.
-constexpr int64_t kTellMs = 200;
+constexpr int64_t kTellMs = 50;
 // A rank is near its agent and may ask often; the agent answers without work.
 constexpr int kSpecBackoffMaxMs = 1000;
 

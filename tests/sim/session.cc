@@ -11,7 +11,7 @@ namespace isthmus::sim {
 namespace {
 
 // As session_send.cc has it.
-constexpr int64_t kTellMs = 200;
+constexpr int64_t kTellMs = 50;
 
 }  // namespace
 
