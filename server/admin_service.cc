@@ -1,25 +1,14 @@
 #include "server/admin_service.h"
 
-#include <utility>
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "isthmus/v1/admin.grpc.pb.h"
-#include "transport/grpc_status.h"
+#include "transport/unary_answer.h"
 
 namespace isthmus {
 namespace {
 
 constexpr char kServiceName[] = "isthmus.v1.AdminService";
-
-template <typename Response>
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                 absl::StatusOr<Response> result, Response* response) {
-  if (result.ok()) *response = *std::move(result);
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(result.status()));
-  return reactor;
-}
 
 }  // namespace
 
@@ -30,22 +19,22 @@ class AdminServer::Service final : public v1::AdminService::CallbackService {
   grpc::ServerUnaryReactor* DrainNode(grpc::CallbackServerContext* context,
                                       const v1::DrainNodeRequest* request,
                                       v1::DrainNodeResponse* response) override {
-    return Answer(context, coordinator_->DrainNode(*request), response);
+    return AnswerNow(context, coordinator_->DrainNode(*request), response);
   }
   grpc::ServerUnaryReactor* EvictNode(grpc::CallbackServerContext* context,
                                       const v1::EvictNodeRequest* request,
                                       v1::EvictNodeResponse* response) override {
-    return Answer(context, coordinator_->EvictNode(*request), response);
+    return AnswerNow(context, coordinator_->EvictNode(*request), response);
   }
   grpc::ServerUnaryReactor* AdmitNode(grpc::CallbackServerContext* context,
                                       const v1::AdmitNodeRequest* request,
                                       v1::AdmitNodeResponse* response) override {
-    return Answer(context, coordinator_->AdmitNode(*request), response);
+    return AnswerNow(context, coordinator_->AdmitNode(*request), response);
   }
   grpc::ServerUnaryReactor* CheckpointRun(grpc::CallbackServerContext* context,
                                           const v1::CheckpointRunRequest* request,
                                           v1::CheckpointRunResponse* response) override {
-    return Answer(context, Checkpoint(*request), response);
+    return AnswerNow(context, Checkpoint(*request), response);
   }
 
  private:

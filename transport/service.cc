@@ -17,10 +17,10 @@
 #include "transport/addresses.h"
 #include "transport/errors.h"
 #include "transport/grpc_library.h"
-#include "transport/grpc_status.h"
 #include "transport/listen.h"
 #include "transport/snapshot_calls.h"
 #include "transport/submit_reactor.h"
+#include "transport/unary_answer.h"
 #include "transport/watch_reactor.h"
 
 namespace isthmus {
@@ -59,7 +59,7 @@ class Service final : public WireBase {
   grpc::ServerUnaryReactor* JoinRun(grpc::CallbackServerContext* context,
                                     const v1::JoinRunRequest* request,
                                     v1::JoinRunResponse* response) override {
-    return Answer(context, host_->JoinRun(*request), response);
+    return AnswerNow(context, host_->JoinRun(*request), response);
   }
 
   grpc::ServerReadReactor<v1::SubmitRequest>* Submit(grpc::CallbackServerContext* context,
@@ -75,25 +75,16 @@ class Service final : public WireBase {
   grpc::ServerUnaryReactor* Heartbeat(grpc::CallbackServerContext* context,
                                       const v1::HeartbeatRequest* request,
                                       v1::HeartbeatResponse* response) override {
-    return Answer(context, host_->Heartbeat(*request), response);
+    return AnswerNow(context, host_->Heartbeat(*request), response);
   }
 
   grpc::ServerUnaryReactor* LeaveRun(grpc::CallbackServerContext* context,
                                      const v1::LeaveRunRequest* request,
                                      v1::LeaveRunResponse* response) override {
-    return Answer(context, host_->LeaveRun(*request), response);
+    return AnswerNow(context, host_->LeaveRun(*request), response);
   }
 
  private:
-  template <typename Response>
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                          absl::StatusOr<Response> answer, Response* response) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    if (answer.ok()) *response = *std::move(answer);
-    reactor->Finish(ToGrpcStatus(answer.status()));
-    return reactor;
-  }
-
   RoundHost* host_;
   OpenWatches open_watches_;
   SnapshotCalls snapshot_calls_;
