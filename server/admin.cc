@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/coordinator.h"
+#include "server/field_size.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -66,12 +67,7 @@ absl::StatusOr<v1::AdmitNodeResponse> Coordinator::AdmitNode(const v1::AdmitNode
 }
 
 absl::Status Coordinator::CheckPolicyLocked(const NodePolicySet& wanted) const {
-  if (wanted.reason.size() > kReasonBytesMax) {
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat("reason has ", wanted.reason.size(),
-                                                " bytes; it has 0 to ", kReasonBytesMax)),
-        "WRONG_SIZE");
-  }
+  ISTHMUS_RETURN_IF_ERROR(CheckFieldSize("reason", wanted.reason.size(), 0, kReasonBytesMax));
   // It would let the node in again, by a word that says the contrary.
   if (wanted.policy == NodePolicy::kDrain && machine_.PolicyOf(wanted.node) == NodePolicy::kEvict) {
     return WithReason(

@@ -10,20 +10,13 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/coordinator.h"
+#include "server/field_size.h"
 #include "server/version.h"
 #include "spec/manifest.h"
 #include "transport/errors.h"
 
 namespace isthmus {
 namespace {
-
-absl::Status CheckSize(absl::string_view field, size_t value, size_t least, size_t most) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(
-                        field, " has ", value, " bytes; it has ",
-                        least == most ? absl::StrCat(least) : absl::StrCat(least, " to ", most))),
-                    "WRONG_SIZE");
-}
 
 // What can be said about a request without knowing the run's state.
 absl::Status CheckJoinRequest(const v1::JoinRunRequest& request) {
@@ -34,20 +27,20 @@ absl::Status CheckJoinRequest(const v1::JoinRunRequest& request) {
                       "WRONG_ROLE");
   }
   ISTHMUS_RETURN_IF_ERROR(
-      CheckSize("secret", request.secret().size(), kSecretBytesMin, kSecretBytesMax));
+      CheckFieldSize("secret", request.secret().size(), kSecretBytesMin, kSecretBytesMax));
   ISTHMUS_RETURN_IF_ERROR(
-      CheckSize("fingerprint", request.fingerprint().size(), kSha256Bytes, kSha256Bytes));
+      CheckFieldSize("fingerprint", request.fingerprint().size(), kSha256Bytes, kSha256Bytes));
   ISTHMUS_RETURN_IF_ERROR(
-      CheckSize("state_sha256", request.state_sha256().size(), kSha256Bytes, kSha256Bytes));
-  ISTHMUS_RETURN_IF_ERROR(CheckSize("heldout_sha256", request.heldout_sha256().size(),
-                                    request.heldout_sha256().empty() ? 0 : kSha256Bytes,
-                                    kSha256Bytes));
+      CheckFieldSize("state_sha256", request.state_sha256().size(), kSha256Bytes, kSha256Bytes));
+  ISTHMUS_RETURN_IF_ERROR(CheckFieldSize("heldout_sha256", request.heldout_sha256().size(),
+                                         request.heldout_sha256().empty() ? 0 : kSha256Bytes,
+                                         kSha256Bytes));
   const size_t update_sha256_bytes = request.last_round() == 0 ? 0 : kSha256Bytes;
+  ISTHMUS_RETURN_IF_ERROR(CheckFieldSize(
+      absl::StrCat("last_update_sha256 with last_round ", request.last_round()),
+      request.last_update_sha256().size(), update_sha256_bytes, update_sha256_bytes));
   ISTHMUS_RETURN_IF_ERROR(
-      CheckSize(absl::StrCat("last_update_sha256 with last_round ", request.last_round()),
-                request.last_update_sha256().size(), update_sha256_bytes, update_sha256_bytes));
-  ISTHMUS_RETURN_IF_ERROR(
-      CheckSize("client_version", request.client_version().size(), 0, kReasonBytesMax));
+      CheckFieldSize("client_version", request.client_version().size(), 0, kReasonBytesMax));
   if (request.capabilities_size() > static_cast<int>(kCapabilitiesMax)) {
     return WithReason(
         absl::InvalidArgumentError(absl::StrCat("there are ", request.capabilities_size(),

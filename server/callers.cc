@@ -10,20 +10,10 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/coordinator.h"
+#include "server/field_size.h"
 #include "transport/errors.h"
 
 namespace isthmus {
-namespace {
-
-absl::Status CheckLength(absl::string_view field, size_t bytes) {
-  if (bytes <= kReasonBytesMax) return absl::OkStatus();
-  return WithReason(absl::InvalidArgumentError(absl::StrCat(
-                        field, " has ", bytes, " bytes; it has 0 to ", kReasonBytesMax)),
-                    "WRONG_SIZE");
-}
-
-}  // namespace
-
 // What every call must pass.
 absl::Status Coordinator::CheckServingLocked() const {
   if (!halted_.ok()) return halted_;
@@ -106,7 +96,8 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
   const DeliverAfter deliver(this);
   std::lock_guard<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
-  ISTHMUS_RETURN_IF_ERROR(CheckLength("waiting_for", request.waiting_for().size()));
+  ISTHMUS_RETURN_IF_ERROR(
+      CheckFieldSize("waiting_for", request.waiting_for().size(), 0, kReasonBytesMax));
   const size_t sha256_bytes = request.state_sha256().size();
   if (sha256_bytes != 0 && sha256_bytes != kSha256Bytes) {
     return WithReason(absl::InvalidArgumentError(absl::StrCat(
@@ -132,7 +123,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
 absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunRequest& request) {
   ISTHMUS_RETURN_IF_ERROR(CheckRun(request.run()));
   ISTHMUS_RETURN_IF_ERROR(CheckNode(request.node()));
-  ISTHMUS_RETURN_IF_ERROR(CheckLength("reason", request.reason().size()));
+  ISTHMUS_RETURN_IF_ERROR(CheckFieldSize("reason", request.reason().size(), 0, kReasonBytesMax));
   const DeliverAfter deliver(this);
   std::lock_guard<std::mutex> admission_lock(admission_mutex_);
   StoreBatch batch;
