@@ -311,7 +311,6 @@ bool Coordinator::IsWholeLocked() const {
          intake_.bytes == intake_.facts->sections() * intake_.facts->elements() * sizeof(float);
 }
 
-// Without the mutex: it reads all of it.
 absl::StatusOr<std::string> Coordinator::HashPieces(const v1::SnapshotFacts& facts,
                                                     const Grid& grid) const {
   StateHasher hasher(grid, facts);
@@ -344,9 +343,11 @@ absl::Status Coordinator::FinishSnapshot() {
     LogWarning(again ? "a start state is given up and asked for again"
                      : "a snapshot is given up, the next round's state is asked for",
                {{"round", absl::StrCat(plan.round())}, {"why", verdict.sentence}});
-    if (again) batch.plan = plan;
-    if (!again) snapshot_plan_.GaveUp();
-    if (!again) return absl::OkStatus();
+    if (!again) {
+      snapshot_plan_.GaveUp();
+      return absl::OkStatus();
+    }
+    batch.plan = plan;
   } else {
     v1::StoredSnapshot& snapshot = batch.snapshot.emplace();
     *snapshot.mutable_facts() = *intake_.facts;

@@ -50,8 +50,9 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
   const Standing standing = machine_.StandingOf(request.node());
   if (!delivery.close.has_value()) {
     const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
-    if (machine_.open_round() != 0 && member)
+    if (machine_.open_round() != 0 && member) {
       delivery.events.push_back(OpenedEventLocked(request.node()));
+    }
     if (machine_.finished()) {
       auto finished = std::make_shared<v1::WatchUpdatesResponse>();
       finished->mutable_finished()->set_round(machine_.committed_round());
