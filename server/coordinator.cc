@@ -205,6 +205,9 @@ absl::Status Coordinator::CommitOne() {
   const uint64_t round = job.round.round;
   StoreBatch batch = std::exchange(unstored_, StoreBatch());
   lock.unlock();
+  // The last round's plan may replace one that FinishSnapshot is about to make count.
+  std::unique_lock<std::mutex> admission_lock(admission_mutex_, std::defer_lock);
+  if (round + 1 == spec_.steps()) admission_lock.lock();
   if (batch.update == nullptr) batch = MakeCommit(job);
   // Persist: from here on the round cannot be taken back, and the next one is open.
   const absl::Status stored = store_->Write(batch);

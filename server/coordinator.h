@@ -317,7 +317,8 @@ class Coordinator final : public RoundHost {
   const std::function<void(const absl::Status&)> on_disk_failure_;
   const int64_t started_ms_;
 
-  // Held over a whole join or leave, its write included; taken before mutex_.
+  // Held over a whole join or leave and over whatever ends a snapshot's plan, its write included;
+  // taken before mutex_.
   std::mutex admission_mutex_;
   // Held over a piece of a snapshot, its write included; taken before mutex_.
   std::mutex intake_mutex_;

@@ -21,8 +21,11 @@ void SnapshotPlan::Resume(const absl::optional<v1::StoredSnapshotPlan>& plan,
 
 absl::optional<v1::StoredSnapshotPlan> SnapshotPlan::Propose(
     uint64_t round, const std::vector<std::string>& members) const {
-  const bool due = wanted_ || round >= newest_ + every_rounds_ || round == steps_;
-  if (every_rounds_ == 0 || plan_.has_value() || members.empty() || !due) return absl::nullopt;
+  const bool last = round == steps_;
+  const bool due = wanted_ || round >= newest_ + every_rounds_ || last;
+  if (every_rounds_ == 0 || members.empty() || !due) return absl::nullopt;
+  // Nothing comes after the last one, so it takes the place of one that is still under way.
+  if (plan_.has_value() && !last) return absl::nullopt;
   v1::StoredSnapshotPlan plan;
   plan.set_round(round);
   // The one after the last that failed, so that members that cannot are passed over, all of them.

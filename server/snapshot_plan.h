@@ -7,8 +7,8 @@
 //   Whole       all pieces are there, and hash to this
 //   Judge       accept, give up, or wait
 //
-// One plan at a time. One that is given up makes the next round's state wanted, of another member
-// where there is one.
+// One plan at a time; that of the last round takes the place of an earlier one. One that is given
+// up makes the next round's state wanted, of another member where there is one.
 #pragma once
 
 #include <cstdint>

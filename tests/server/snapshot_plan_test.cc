@@ -53,6 +53,17 @@ class SnapshotPlanTest : public ::testing::Test {
   int64_t now_ms_ = 1000;
 };
 
+TEST_F(SnapshotPlanTest, TheLastRoundsStateTakesThePlaceOfOneUnderWay) {
+  SnapshotPlan plan(10, /*steps=*/14);
+  Begin(&plan, 10, kThree);
+  EXPECT_EQ(Asked(plan, 13, kThree), "");
+  Begin(&plan, 14, kThree);
+  plan.Report("b", 14, State("last"));
+  plan.Whole(State("last"), State("last"), now_ms_);
+  EXPECT_EQ(plan.Judge([](const std::string&) { return true; }, 14, now_ms_).answer,
+            Answer::kAccept);
+}
+
 TEST_F(SnapshotPlanTest, AStateIsWantedEverySoManyRoundsFromTheLastOne) {
   EXPECT_EQ(Asked(plan_, 9, kThree), "");
   EXPECT_EQ(Asked(plan_, 10, kThree), "a");

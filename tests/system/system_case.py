@@ -28,7 +28,7 @@ nodes {{ name: "b" }}
 model {{ layers: 1 heads: 2 width: 64 context: 32 vocab: 256 {frozen} }}
 data {{ sequences_per_node: 4 eval_sequences: 8 }}
 optimizer {{ lr: 0.004 warmup_steps: 2 clip_norm: 1.0 }}
-timing {{ lease_ms: 3000 heartbeat_ms: 500 grace_ms: 2000 deadline_ms: {deadline_ms} }}
+timing {{ lease_ms: {lease_ms} heartbeat_ms: 300 grace_ms: 2000 deadline_ms: {deadline_ms} }}
 """
 WORDS = "the round waits for a node that sends its part and says so in words".split()
 
@@ -55,6 +55,7 @@ class SystemCase(unittest.TestCase):
         steps=12,
         quorum=0,
         deadline_ms=0,
+        lease_ms=3000,
         frozen=None,
         deterministic=False,
         name="run",
@@ -70,6 +71,7 @@ class SystemCase(unittest.TestCase):
             steps=steps,
             quorum=quorum,
             deadline_ms=deadline_ms,
+            lease_ms=lease_ms,
             deterministic=str(deterministic).lower(),
             frozen=f'frozen: "{frozen}"' if frozen else "",
         )
