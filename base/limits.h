@@ -45,6 +45,12 @@ inline constexpr uint32_t kChunkSideMax = 128;
 inline constexpr size_t kNodesMax = 256;
 inline constexpr uint32_t kRanksMax = 1024;
 inline constexpr uint64_t kStepsMax = 1000000000;
+// Runs of one coordinator: each has a store, threads and its share of memory.
+inline constexpr size_t kRunsMax = 32;
+// Specs that a run may have had: all of them are kept, since any round may be replayed.
+inline constexpr size_t kSpecRevisionsMax = 200;
+// Single fields that one call of an operator may set.
+inline constexpr size_t kSetFieldsMax = 64;
 // Leases, deadlines, grace: a week, so that sums of them stay far from overflow.
 inline constexpr uint32_t kDurationMsMax = 7 * 24 * 3600 * 1000u;
 inline constexpr uint32_t kDataPartsMax = 1000;
