@@ -38,6 +38,9 @@ inline constexpr uint64_t kChunksMax = (uint64_t{1} << 32) - 1;
 // Blocks of the canonical grid, 40 bytes of memory each. 4,194,304 are 17 * 10^9 elements even in
 // vectors, a hundred times that in matrices; a manifest of degenerate shapes must not cost more.
 inline constexpr size_t kBlocksMax = size_t{1} << 22;
+// Elements of a chunk where nothing is transformed: of a vector's block, and what one number format
+// call takes.
+inline constexpr uint32_t kFlatChunkElements = 4096;
 // Sides of a chunk: the DCT tables end here.
 inline constexpr uint32_t kChunkSideMax = 128;
 
@@ -51,6 +54,11 @@ inline constexpr size_t kRunsMax = 32;
 inline constexpr size_t kSpecRevisionsMax = 200;
 // Single fields that one call of an operator may set.
 inline constexpr size_t kSetFieldsMax = 64;
+// Local steps of a round: days of a fast node.
+inline constexpr uint32_t kLocalStepsMax = 100000;
+// Rounds over which a delta that was left out is carried: an old one says little of where x is now.
+inline constexpr uint32_t kCarryRoundsDefault = 5;
+inline constexpr uint32_t kCarryRoundsMax = 100;
 // Leases, deadlines, grace: a week, so that sums of them stay far from overflow.
 inline constexpr uint32_t kDurationMsMax = 7 * 24 * 3600 * 1000u;
 inline constexpr uint32_t kDataPartsMax = 1000;

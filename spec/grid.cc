@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "spec/manifest.h"
 #include "spec/run_spec.h"
+#include "spec/stages.h"
 
 namespace isthmus {
 namespace {
@@ -17,6 +18,9 @@ namespace {
 // tile has, so that cuts and hashes of vectors are not finer than those of matrices.
 constexpr uint64_t kVectorBlockElements = 4096;
 
+// Rows of a matrix's block where nothing is transformed (design: "64 rows").
+constexpr uint64_t kFlatBlockRows = 64;
+
 uint64_t CeilDivide(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 uint64_t Side(uint64_t n, const v1::CodecSpec& codec) {
@@ -24,11 +28,19 @@ uint64_t Side(uint64_t n, const v1::CodecSpec& codec) {
   return std::min<uint64_t>(n, codec.chunk_side());
 }
 
+// Elements of a flat chunk; 0 where chunks are tiles.
+uint32_t FlatElements(const v1::CodecSpec& codec) {
+  if (codec.kind() == v1::CODEC_KIND_NUMBERS) return kFlatChunkElements;
+  return codec.kind() == v1::CODEC_KIND_TOPK ? codec.topk_chunk() : 0;
+}
+
 // Components sent of a chunk; all of them where that takes no more bytes. The published selection,
 // kept for parity, has exactly k.
 uint32_t ComponentsOf(const v1::CodecSpec& codec, bool is_vector, uint32_t elements) {
   if (codec.kind() == v1::CODEC_KIND_DENSE) return elements;
   if (codec.kind() == v1::CODEC_KIND_NONE) return 0;
+  if (codec.kind() == v1::CODEC_KIND_NUMBERS) return elements;
+  if (codec.kind() == v1::CODEC_KIND_TOPK) return std::min(codec.topk_k(), elements);
   if (codec.chunk_rule() == v1::CHUNK_RULE_DIVISOR && codec.top_k() > 0) {
     return std::min(codec.top_k(), elements);
   }
@@ -59,24 +71,28 @@ absl::StatusOr<Grid> Grid::Make(const v1::Manifest& manifest, const v1::CodecSpe
     cut.is_vector = tensor.shape_size() <= 1;
     if (!cut.is_vector) cut.rows = tensor.shape(0);
     for (int i = cut.is_vector ? 0 : 1; i < tensor.shape_size(); ++i) cut.cols *= tensor.shape(i);
-    cut.side_rows = static_cast<uint32_t>(Side(cut.rows, codec));
-    cut.side_cols = static_cast<uint32_t>(Side(cut.cols, codec));
+    cut.flat = FlatElements(codec);
+    cut.side_rows = static_cast<uint32_t>(
+        cut.flat > 0 ? std::min<uint64_t>(cut.rows, kFlatBlockRows) : Side(cut.rows, codec));
+    cut.side_cols = cut.flat > 0 ? cut.flat : static_cast<uint32_t>(Side(cut.cols, codec));
     ISTHMUS_RETURN_IF_ERROR(grid.AddTensor(tensor.name(), cut));
   }
   return grid;
 }
 
 absl::Status Grid::AddTensor(const std::string& name, const TensorGrid& cut) {
-  const uint64_t across = CeilDivide(cut.cols, cut.side_cols);
-  // Along a vector the blocks are runs of chunks, down a matrix they are rows of tiles.
-  const uint64_t block_chunks =
-      cut.is_vector ? std::max<uint64_t>(1, kVectorBlockElements / cut.side_cols) : across;
-  const uint64_t blocks =
-      cut.is_vector ? CeilDivide(across, block_chunks) : CeilDivide(cut.rows, cut.side_rows);
-  const uint64_t chunks = cut.is_vector ? across : across * blocks;
-  const uint64_t block_elements =
-      cut.is_vector ? block_chunks * cut.side_cols : cut.side_rows * cut.cols;
   const uint64_t elements = cut.rows * cut.cols;
+  // Along a vector the blocks are runs of chunks, down a matrix they are rows of tiles.
+  const uint64_t block_elements =
+      cut.is_vector ? std::max<uint64_t>(1, kVectorBlockElements / cut.side_cols) * cut.side_cols
+                    : cut.side_rows * cut.cols;
+  const uint64_t blocks = CeilDivide(elements, block_elements);
+  // The last block has fewer only where it is shorter along the chunks.
+  const bool along = cut.is_vector || cut.flat > 0;
+  const uint64_t block_chunks = CeilDivide(along ? block_elements : cut.cols, cut.side_cols);
+  const uint64_t last_elements = elements - (blocks - 1) * block_elements;
+  const uint64_t last_chunks = along ? CeilDivide(last_elements, cut.side_cols) : block_chunks;
+  const uint64_t chunks = (blocks - 1) * block_chunks + last_chunks;
   if (chunks > kChunksMax - chunks_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("tensor '", name, "' brings the model to ", chunks_ + chunks,
@@ -94,6 +110,7 @@ absl::Status Grid::AddTensor(const std::string& name, const TensorGrid& cut) {
     blocks_.push_back({tensor, first, std::min(block_elements, elements - first),
                        chunks_ + first_chunk, std::min(block_chunks, chunks - first_chunk)});
   }
+  tensor_offset_.push_back(elements_);
   chunks_ += chunks;
   elements_ += elements;
   tensor_grids_.push_back(cut);
@@ -117,7 +134,8 @@ ChunkPlace Grid::Place(uint64_t chunk) const {
   const Block& block = blocks_[place.block];
   const TensorGrid& cut = tensor_grids_[block.tensor];
   const uint64_t across = (chunk - block.first_chunk) * cut.side_cols;  // elements to its left
-  const uint64_t width = cut.is_vector ? block.elements : cut.cols;     // of the block's rows
+  const bool along = cut.is_vector || cut.flat > 0;
+  const uint64_t width = along ? block.elements : cut.cols;  // of the block's rows
   place.tensor = block.tensor;
   place.first_element = block.first_element + across;
   place.stride = width;
@@ -129,6 +147,9 @@ ChunkPlace Grid::Place(uint64_t chunk) const {
 
 size_t Grid::ContributionBytes(uint64_t chunk) const {
   const ChunkPlace place = Place(chunk);
+  if (codec_.kind() == v1::CODEC_KIND_NUMBERS) {
+    return NumberBytes(NumberSettingsOf(codec_.numbers()), place.shape.elements());
+  }
   return ContributionChunkBytes(place.shape, place.k);
 }
 

@@ -6,6 +6,8 @@
 //            Contiguous in the row-major tensor. Unit of shard cuts, hashes and ordered sums.
 //   chunk    a DCT tile of a matrix, a run of a vector. Numbered through the model.
 //
+// Codecs that transform nothing (NUMBERS, TOPK) have flat chunks: a block of a matrix is 64 rows, a
+// chunk up to 4,096 (TOPK: topk_chunk) consecutive elements of a block, 1 x n.
 // Rule `tiles`: sides of T with true edges. Rule `divisor`: the largest divisor of each dimension
 // not above T. See algorithms in docs/method.md.
 #pragma once
@@ -50,12 +52,15 @@ class Grid {
   // CompleteCodecSpec); RESOURCE_EXHAUSTED: more than kChunksMax chunks or kBlocksMax blocks.
   static absl::StatusOr<Grid> Make(const v1::Manifest& manifest, const v1::CodecSpec& codec);
 
+  const v1::CodecSpec& codec() const { return codec_; }
   const std::vector<Block>& blocks() const { return blocks_; }
   uint64_t chunks() const { return chunks_; }
   uint64_t elements() const { return elements_; }  // of the whole model
   uint32_t tensors() const { return static_cast<uint32_t>(tensor_names_.size()); }
   const std::string& tensor_name(uint32_t tensor) const { return tensor_names_[tensor]; }
   uint64_t tensor_elements(uint32_t tensor) const { return tensor_elements_[tensor]; }
+  // Of its first element, counting through the tensors.
+  uint64_t tensor_offset(uint32_t tensor) const { return tensor_offset_[tensor]; }
   // Blocks of one tensor: [first, end).
   uint32_t tensor_first_block(uint32_t tensor) const { return tensor_first_block_[tensor]; }
   uint32_t tensor_end_block(uint32_t tensor) const { return tensor_first_block_[tensor + 1]; }
@@ -63,7 +68,7 @@ class Grid {
   // 0 <= chunk < chunks(). O(log blocks).
   ChunkPlace Place(uint64_t chunk) const;
   uint32_t BlockOfChunk(uint64_t chunk) const;
-  // Coded bytes of a contribution's chunk.
+  // Coded bytes of a contribution's chunk, in the layout of the codec (ContributionLayout).
   size_t ContributionBytes(uint64_t chunk) const;
   // "transformer.wte.weight, chunk 17 (of its 32)": for error messages.
   std::string Describe(uint64_t chunk) const;
@@ -73,6 +78,7 @@ class Grid {
     uint64_t rows = 1, cols = 1;
     uint32_t side_rows = 1, side_cols = 1;
     bool is_vector = true;
+    uint32_t flat = 0;  // elements of a flat chunk; 0: chunks are tiles or runs
   };
   Grid() = default;
   absl::Status AddTensor(const std::string& name, const TensorGrid& cut);
@@ -80,7 +86,7 @@ class Grid {
   std::vector<Block> blocks_;
   std::vector<TensorGrid> tensor_grids_;
   std::vector<std::string> tensor_names_;
-  std::vector<uint64_t> tensor_elements_;
+  std::vector<uint64_t> tensor_elements_, tensor_offset_;
   std::vector<uint32_t> tensor_first_block_;
   v1::CodecSpec codec_;
   uint64_t chunks_ = 0;

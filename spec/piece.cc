@@ -8,6 +8,7 @@
 #include "base/crc32c.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "spec/stages.h"
 
 namespace isthmus {
 namespace {
@@ -34,11 +35,35 @@ uint32_t PieceCrc(absl::string_view header, absl::string_view body) {
   return Crc32c(body, Crc32c(header.substr(0, kCrcAt)));
 }
 
-bool IsKnownLayout(int codec) {
-  return codec == v1::PAYLOAD_CODEC_TOPK_F32 || codec == v1::PAYLOAD_CODEC_MERGED_F32;
+bool HasNumbers(v1::PayloadCodec layout) {
+  return layout == v1::PAYLOAD_CODEC_NUMBERS || layout == v1::PAYLOAD_CODEC_REPLY;
 }
 
 }  // namespace
+
+v1::PayloadCodec ContributionLayout(const v1::CodecSpec& codec) {
+  return codec.kind() == v1::CODEC_KIND_NUMBERS ? v1::PAYLOAD_CODEC_NUMBERS
+                                                : v1::PAYLOAD_CODEC_TOPK_F32;
+}
+
+v1::PayloadCodec UpdateLayout(const v1::CodecSpec& codec) {
+  const bool every_step = codec.kind() == v1::CODEC_KIND_DEMO ||
+                          codec.kind() == v1::CODEC_KIND_DENSE ||
+                          codec.kind() == v1::CODEC_KIND_NONE;
+  return every_step ? v1::PAYLOAD_CODEC_MERGED_F32 : v1::PAYLOAD_CODEC_REPLY;
+}
+
+NumberSettings LayoutNumbers(const Grid& grid, v1::PayloadCodec layout) {
+  return NumberSettingsOf(layout == v1::PAYLOAD_CODEC_REPLY ? grid.codec().reply()
+                                                            : grid.codec().numbers());
+}
+
+size_t FixedChunkBytes(const Grid& grid, v1::PayloadCodec layout, uint64_t chunk) {
+  ISTHMUS_CHECK(layout != v1::PAYLOAD_CODEC_MERGED_F32);
+  const ChunkPlace place = grid.Place(chunk);
+  if (!HasNumbers(layout)) return ContributionChunkBytes(place.shape, place.k);
+  return NumberBytes(LayoutNumbers(grid, layout), place.shape.elements());
+}
 
 absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
   if (bytes.size() < kPieceHeaderBytes || bytes.size() > kPieceBytesMax) {
@@ -60,10 +85,12 @@ absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
                      ", its bytes give ", computed, "; it was damaged on the way, send it again"));
   }
   const int layout = static_cast<unsigned char>(bytes[kLayoutAt]);
-  if (!IsKnownLayout(layout) || LoadU32(bytes, kLayoutAt) != static_cast<uint32_t>(layout)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a piece says layout ", LoadU32(bytes, kLayoutAt), "; known are ",
-                     v1::PAYLOAD_CODEC_TOPK_F32, " and ", v1::PAYLOAD_CODEC_MERGED_F32));
+  const v1::PayloadCodec known[] = {ContributionLayout(grid.codec()), UpdateLayout(grid.codec())};
+  if ((layout != known[0] && layout != known[1]) ||
+      LoadU32(bytes, kLayoutAt) != static_cast<uint32_t>(layout)) {
+    return absl::InvalidArgumentError(absl::StrCat("a piece says layout ",
+                                                   LoadU32(bytes, kLayoutAt), "; known are ",
+                                                   known[0], " and ", known[1]));
   }
   piece.codec = static_cast<v1::PayloadCodec>(layout);
   piece.first_chunk = LoadU32(bytes, kFirstChunkAt);
@@ -79,17 +106,26 @@ absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
 ChunkReader::ChunkReader(const Grid* grid, const PieceView& piece)
     : grid_(grid),
       codec_(piece.codec),
+      numbers_(LayoutNumbers(*grid, piece.codec)),
       next_chunk_(piece.first_chunk),
       end_chunk_(piece.end_chunk),
       rest_(piece.body) {}
 
+absl::Status ChunkReader::Read(Components* components) {
+  const ChunkPlace place = grid_->Place(next_chunk_);
+  if (codec_ == v1::PAYLOAD_CODEC_TOPK_F32) {
+    return ReadContributionChunk(place.shape, place.k, &rest_, components);
+  }
+  if (!HasNumbers(codec_)) return ReadMergedChunk(place.shape, &rest_, components);
+  components->index.clear();
+  components->value.resize(place.shape.elements());
+  return ReadNumbers(numbers_, &rest_, absl::MakeSpan(components->value));
+}
+
 absl::StatusOr<absl::string_view> ChunkReader::Next(Components* components) {
   ISTHMUS_CHECK(!done());
   const absl::string_view before = rest_;
-  const ChunkPlace place = grid_->Place(next_chunk_);
-  const absl::Status read = codec_ == v1::PAYLOAD_CODEC_TOPK_F32
-                                ? ReadContributionChunk(place.shape, place.k, &rest_, components)
-                                : ReadMergedChunk(place.shape, &rest_, components);
+  const absl::Status read = Read(components);
   if (!read.ok()) {
     return absl::Status(read.code(),
                         absl::StrCat(grid_->Describe(next_chunk_), ": ", read.message()));
@@ -115,25 +151,38 @@ absl::Status ForEachChunk(const Grid& grid, const PieceView& piece,
 }
 
 PieceWriter::PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max)
-    : grid_(grid), codec_(codec), piece_bytes_max_(piece_bytes_max) {
-  ISTHMUS_CHECK(IsKnownLayout(codec) && piece_bytes_max <= kPieceBytesMax);
+    : grid_(grid),
+      codec_(codec),
+      numbers_(LayoutNumbers(*grid, codec)),
+      piece_bytes_max_(piece_bytes_max) {
+  ISTHMUS_CHECK(piece_bytes_max <= kPieceBytesMax);
+}
+
+void PieceWriter::Begin(uint64_t chunk, size_t bytes) {
+  ISTHMUS_CHECK(chunk >= next_chunk_);
+  if (chunk != next_chunk_ || kPieceHeaderBytes + body_.size() + bytes > piece_bytes_max_) Close();
+  if (next_chunk_ == first_chunk_) first_chunk_ = chunk;
+  next_chunk_ = chunk + 1;
 }
 
 void PieceWriter::Append(uint64_t chunk, const Components& components) {
-  ISTHMUS_CHECK(chunk >= next_chunk_);
+  ISTHMUS_CHECK(!HasNumbers(codec_));
   const ChunkPlace place = grid_->Place(chunk);
-  const bool is_contribution = codec_ == v1::PAYLOAD_CODEC_TOPK_F32;
-  const size_t bytes =
-      is_contribution ? ContributionChunkBytes(place.shape, place.k)
-                      : MergedChunkBytes(place.shape, static_cast<uint32_t>(components.size()));
-  if (chunk != next_chunk_ || kPieceHeaderBytes + body_.size() + bytes > piece_bytes_max_) Close();
-  if (next_chunk_ == first_chunk_) first_chunk_ = chunk;
-  if (is_contribution) {
+  if (codec_ == v1::PAYLOAD_CODEC_TOPK_F32) {
+    Begin(chunk, ContributionChunkBytes(place.shape, place.k));
     AppendContributionChunk(place.shape, place.k, components, &body_);
   } else {
+    Begin(chunk, MergedChunkBytes(place.shape, static_cast<uint32_t>(components.size())));
     AppendMergedChunk(place.shape, components, &body_);
   }
-  next_chunk_ = chunk + 1;
+}
+
+void PieceWriter::AppendValues(uint64_t chunk, absl::Span<const float> values,
+                               absl::Span<const float> draws) {
+  ISTHMUS_CHECK(HasNumbers(codec_));
+  ISTHMUS_CHECK(values.size() == grid_->Place(chunk).shape.elements());
+  Begin(chunk, NumberBytes(numbers_, values.size()));
+  AppendNumbers(numbers_, values, draws, &body_);
 }
 
 void PieceWriter::Close() {

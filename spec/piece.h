@@ -1,12 +1,14 @@
 // A piece: whole chunks of a contribution or of an update, the unit of sending and resending.
 //
 //   bytes 0-3    magic "ISP1"
-//   byte  4      layout: PayloadCodec (1 contribution, 2 merged)
+//   byte  4      layout: PayloadCodec (1 contribution, 2 merged, 3 contribution in a number format,
+//                4 update in a number format)
 //   bytes 5-7    0
 //   bytes 8-11   first chunk, 32 bits little endian
 //   bytes 12-15  number of chunks, at least 1
 //   bytes 16-19  CRC-32C of bytes 0-15 and of the body
-//   bytes 20-    the chunks as in kernels/chunk.h
+//   bytes 20-    the chunks as in kernels/chunk.h, or, of layouts 3 and 4, kernels/number_format.h
+//                with codec.numbers and codec.reply: the chunk's values in row-major order
 //
 // At most kPieceBytesMax. Contributions and updates have digests that do not depend on how they
 // were cut into pieces: SHA-256 over the blocks' SHA-256 (of their coded chunks) in block order.
@@ -21,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/number_format.h"
 #include "spec/grid.h"
 
 namespace isthmus {
@@ -38,6 +41,14 @@ struct PieceView {
 // Does not look into the chunks.
 absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes);
 
+// The layout of contributions and of updates with this codec.
+v1::PayloadCodec ContributionLayout(const v1::CodecSpec& codec);
+v1::PayloadCodec UpdateLayout(const v1::CodecSpec& codec);
+// Number format of a layout that has one (NUMBERS, REPLY).
+NumberSettings LayoutNumbers(const Grid& grid, v1::PayloadCodec layout);
+// Coded bytes of a chunk in any layout but MERGED_F32, where it depends on the values.
+size_t FixedChunkBytes(const Grid& grid, v1::PayloadCodec layout, uint64_t chunk);
+
 // Reads the chunks of an opened piece one after the other.
 class ChunkReader {
  public:
@@ -46,13 +57,17 @@ class ChunkReader {
   // Whether all chunks have been read.
   bool done() const { return next_chunk_ == end_chunk_; }
   uint64_t next_chunk() const { return next_chunk_; }
-  // Reads the next chunk and returns its coded bytes, a part of the piece. INVALID_ARGUMENT naming
-  // tensor and chunk when it is malformed, or when bytes are left over after the last one.
+  // Reads the next chunk and returns its coded bytes, a part of the piece. Of layouts with a number
+  // format `components` has all values, in order, and no index. INVALID_ARGUMENT naming tensor and
+  // chunk when it is malformed, or when bytes are left over after the last one.
   absl::StatusOr<absl::string_view> Next(Components* components);
 
  private:
+  absl::Status Read(Components* components);
+
   const Grid* grid_;
   v1::PayloadCodec codec_;
+  NumberSettings numbers_;
   uint64_t next_chunk_;
   uint64_t end_chunk_;
   absl::string_view rest_;
@@ -73,14 +88,20 @@ class PieceWriter {
 
   // `components` as AppendContributionChunk or AppendMergedChunk wants them.
   void Append(uint64_t chunk, const Components& components);
+  // Of layouts with a number format: all values of the chunk, row-major. `draws`: AppendNumbers.
+  void AppendValues(uint64_t chunk, absl::Span<const float> values,
+                    absl::Span<const float> draws = {});
   // The finished pieces. The writer is empty afterwards.
   std::vector<std::string> Finish();
 
  private:
+  // Makes room for the next chunk's bytes.
+  void Begin(uint64_t chunk, size_t bytes);
   void Close();
 
   const Grid* grid_;
   v1::PayloadCodec codec_;
+  NumberSettings numbers_;
   size_t piece_bytes_max_;
   std::vector<std::string> pieces_;
   std::vector<char> body_;

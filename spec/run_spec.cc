@@ -15,6 +15,9 @@
 #include "base/text.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
+#include "spec/presets.h"
+#include "spec/rounds.h"
+#include "spec/stages.h"
 
 namespace isthmus {
 namespace {
@@ -48,7 +51,9 @@ void FillTiming(v1::RunSpec* spec) {
   if (timing->lease_ms() == 0) timing->set_lease_ms(15000);
   if (timing->heartbeat_ms() == 0) timing->set_heartbeat_ms(3000);
   if (timing->grace_ms() == 0) timing->set_grace_ms(5000);
-  // With a quorum of all nodes a round waits for everyone, however long that takes.
+  // With a quorum of all nodes a round waits for everyone, however long that takes; and how long
+  // local steps take is the node's to know.
+  if (spec->source() == v1::SOURCE_PARAM_DELTA) return;
   const bool waits_for_all = EffectiveQuorum(*spec) >= static_cast<uint32_t>(spec->nodes_size());
   if (timing->deadline_ms() == 0 && !waits_for_all) timing->set_deadline_ms(60000);
 }
@@ -64,6 +69,15 @@ void FillCodec(v1::CodecSpec* codec) {
   if (!codec->has_beta()) codec->set_beta(0.999f);
   if (!codec->has_alpha()) codec->set_alpha(1.0f);
   if (!codec->has_sign()) codec->set_sign(codec->kind() == v1::CODEC_KIND_DEMO);
+  if (codec->kind() == v1::CODEC_KIND_NUMBERS) FillNumbers(codec->mutable_numbers());
+  if (codec->kind() == v1::CODEC_KIND_TOPK) {
+    if (codec->topk_chunk() == 0) codec->set_topk_chunk(kFlatChunkElements);
+    if (codec->topk_k() == 0) codec->set_topk_k(std::min<uint32_t>(64, codec->topk_chunk()));
+  }
+  if (codec->has_feedback()) {
+    if (!codec->feedback().has_decay()) codec->mutable_feedback()->set_decay(1);
+    if (!codec->feedback().has_gain()) codec->mutable_feedback()->set_gain(1);
+  }
 }
 
 void FillOptimizer(v1::OptimizerSpec* optimizer) {
@@ -72,25 +86,14 @@ void FillOptimizer(v1::OptimizerSpec* optimizer) {
     optimizer->set_base(v1::BASE_OPTIMIZER_SGD);
   }
   if (!optimizer->has_beta1()) optimizer->set_beta1(0.9f);
-  if (!optimizer->has_beta2()) optimizer->set_beta2(0.95f);
+  const bool lion = optimizer->base() == v1::BASE_OPTIMIZER_LION;
+  if (!optimizer->has_beta2()) optimizer->set_beta2(lion ? 0.99f : 0.95f);
   if (!optimizer->has_eps()) optimizer->set_eps(1e-8f);
-}
-
-// What a preset means: values of fields that were left out. Unknown ones are refused later.
-void FillPreset(v1::RunSpec* spec) {
-  if (spec->preset().empty()) spec->set_preset("demo");
-  const bool full = spec->preset() == "full", none = spec->preset() == "none";
-  if (!full && !none) return;
-  if (spec->codec().kind() == v1::CODEC_KIND_UNSPECIFIED) {
-    spec->mutable_codec()->set_kind(full ? v1::CODEC_KIND_DENSE : v1::CODEC_KIND_NONE);
-  }
-  if (spec->optimizer().base() == v1::BASE_OPTIMIZER_UNSPECIFIED) {
-    spec->mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_ADAMW);
-  }
 }
 
 void FillDefaults(v1::RunSpec* spec) {
   FillPreset(spec);
+  if (IsOuter(*spec)) FillStages(spec);
   for (v1::NodeSpec& node : *spec->mutable_nodes()) {
     if (node.data_parts() == 0) node.set_data_parts(1);
   }
@@ -119,12 +122,18 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
   v1::RunSpec bare;
   FillDefaults(&bare);
   const v1::CodecSpec &codec = complete.codec(), &plain = bare.codec();
-  if (codec.kind() != v1::CODEC_KIND_DEMO) {
+  const bool is_demo = codec.kind() == v1::CODEC_KIND_DEMO;
+  const bool has_tiles = is_demo || codec.kind() == v1::CODEC_KIND_DCT;
+  if (!is_demo) {
     const std::string kind = absl::StrCat("codec.kind ", v1::CodecKind_Name(codec.kind()));
     const std::pair<absl::string_view, bool> idle[] = {
-        {"codec.matrix_density", codec.matrix_density() != plain.matrix_density()},
-        {"codec.vector_density", codec.vector_density() != plain.vector_density()},
-        {"codec.top_k", codec.top_k() != plain.top_k()},
+        {"codec.matrix_density", !has_tiles && codec.matrix_density() != plain.matrix_density()},
+        {"codec.vector_density", !has_tiles && codec.vector_density() != plain.vector_density()},
+        {"codec.top_k", !has_tiles && codec.top_k() != plain.top_k()},
+        {"codec.sign", IsOuter(complete) && codec.sign()},
+        {"codec.numbers", codec.has_numbers() && codec.kind() != v1::CODEC_KIND_NUMBERS},
+        {"codec.topk_chunk", codec.topk_chunk() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
+        {"codec.topk_k", codec.topk_k() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
         {"codec.beta", codec.beta() != plain.beta()},
         {"codec.alpha", codec.alpha() != plain.alpha()},
     };

@@ -9,12 +9,12 @@
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "spec/presets.h"
 #include "spec/run_spec.h"
+#include "spec/stages.h"
 
 namespace isthmus {
 namespace {
-
-constexpr absl::string_view kPresets[] = {"demo", "flexdemo", "full", "none"};
 
 template <typename T>
 absl::Status Refuse(absl::string_view field, const T& value, absl::string_view advice) {
@@ -141,9 +141,9 @@ absl::Status CheckDecay(const v1::OptimizerSpec& o) {
 }
 
 absl::Status CheckBase(const v1::OptimizerSpec& o) {
-  if (o.base() != v1::BASE_OPTIMIZER_SGD && o.base() != v1::BASE_OPTIMIZER_ADAMW) {
+  if (!v1::BaseOptimizer_IsValid(o.base()) || o.base() == v1::BASE_OPTIMIZER_UNSPECIFIED) {
     return Refuse("optimizer.base", static_cast<int>(o.base()),
-                  "give BASE_OPTIMIZER_SGD or BASE_OPTIMIZER_ADAMW");
+                  "give BASE_OPTIMIZER_SGD, BASE_OPTIMIZER_ADAMW or BASE_OPTIMIZER_LION");
   }
   ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.beta1", o.beta1(), o.beta1() >= 0 && o.beta1() < 1,
                                       "give the decay of the first moment, 0 or more, below 1"));
@@ -226,8 +226,10 @@ absl::Status CheckSnapshot(const v1::RunSpec& spec) {
 absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
   if (!v1::CodecKind_IsValid(codec.kind()) || codec.kind() == v1::CODEC_KIND_UNSPECIFIED) {
     return Refuse("codec.kind", static_cast<int>(codec.kind()),
-                  "give CODEC_KIND_DEMO, CODEC_KIND_DENSE or CODEC_KIND_NONE");
+                  "give CODEC_KIND_DEMO, DENSE or NONE, or with an outer optimizer "
+                  "CODEC_KIND_NUMBERS, TOPK or DCT");
   }
+  ISTHMUS_RETURN_IF_ERROR(CheckStageCodec(codec));
   if (codec.chunk_rule() != v1::CHUNK_RULE_TILES && codec.chunk_rule() != v1::CHUNK_RULE_DIVISOR) {
     return Refuse("codec.chunk_rule", static_cast<int>(codec.chunk_rule()),
                   "give CHUNK_RULE_TILES or CHUNK_RULE_DIVISOR");
@@ -260,16 +262,17 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec) {
   ISTHMUS_RETURN_IF_ERROR(
       CheckRange("steps", spec.steps(), 1, kStepsMax, "give the number of rounds"));
   ISTHMUS_RETURN_IF_ERROR(CheckNodes(spec));
-  bool known = false;
-  for (absl::string_view preset : kPresets) known = known || spec.preset() == preset;
-  if (!known) {
-    return Refuse("preset", absl::StrCat("'", spec.preset(), "'"),
-                  absl::StrCat("known presets are ", absl::StrJoin(kPresets, ", ")));
+  if (FindPreset(spec.preset()) == nullptr) {
+    std::vector<absl::string_view> names;
+    for (const Preset& preset : Presets()) names.push_back(preset.name);
+    return Refuse("preset", absl::StrCat("'", spec.preset().substr(0, 2 * kNameBytesMax), "'"),
+                  absl::StrCat("known presets are ", absl::StrJoin(names, ", ")));
   }
   if (spec.has_model()) ISTHMUS_RETURN_IF_ERROR(CheckModel(spec.model(), spec.data().format()));
   ISTHMUS_RETURN_IF_ERROR(CheckData(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckOptimizer(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
+  ISTHMUS_RETURN_IF_ERROR(CheckStages(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckTiming(spec.timing()));
   ISTHMUS_RETURN_IF_ERROR(CheckDeterministic(spec));

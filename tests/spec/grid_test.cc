@@ -206,5 +206,40 @@ TEST(GridTest, RefusesWhatDoesNotFit) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// Blocks of 64 rows, cut into chunks of consecutive elements, each element in one of them.
+TEST(GridTest, FlatChunksFollowEachOther) {
+  const std::vector<Shape> shapes = {{130, 97}, {1}, {5000}, {3, 5000}, {}, {64, 64}, {1, 1}};
+  for (const uint32_t topk : {0u, 1u, 128u, 4096u}) {
+    v1::CodecSpec codec;
+    codec.set_kind(topk > 0 ? v1::CODEC_KIND_TOPK : v1::CODEC_KIND_NUMBERS);
+    codec.set_topk_chunk(topk);
+    ASSERT_TRUE(CompleteCodecSpec(&codec).ok());
+    const auto grid = Grid::Make(ManifestOf(shapes), codec);
+    ASSERT_TRUE(grid.ok()) << grid.status();
+    const uint64_t most = topk > 0 ? topk : 4096;
+    uint64_t chunk = 0;
+    for (const Block& block : grid->blocks()) {
+      const Shape& shape = shapes[block.tensor];
+      const uint64_t row = shape.size() < 2 ? 1 : shape[1];
+      const uint64_t rows = shape.size() < 2 ? 4096 : 64;
+      EXPECT_EQ(block.first_element % (row * rows), 0u);
+      EXPECT_EQ(block.first_chunk, chunk);
+      uint64_t at = block.first_element;
+      for (uint64_t i = 0; i < block.chunks; ++i, ++chunk) {
+        const ChunkPlace place = grid->Place(chunk);
+        EXPECT_EQ(place.tensor, block.tensor);
+        EXPECT_EQ(place.first_element, at);
+        EXPECT_EQ(place.shape.rows, 1u);
+        EXPECT_LE(place.shape.cols, most);
+        EXPECT_TRUE(place.shape.cols == most || i + 1 == block.chunks);
+        at += place.shape.cols;
+      }
+      EXPECT_EQ(at, block.first_element + block.elements);
+    }
+    EXPECT_EQ(chunk, grid->chunks());
+    EXPECT_EQ(grid->tensor_offset(1), uint64_t{130} * 97);
+  }
+}
+
 }  // namespace
 }  // namespace isthmus

@@ -12,6 +12,7 @@
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "spec/run_spec.h"
+#include "spec/stages.h"
 
 namespace isthmus {
 namespace {
@@ -83,6 +84,68 @@ void Reseal(std::string* piece) {
   const absl::string_view bytes(*piece);
   const uint32_t crc = Crc32c(bytes.substr(20), Crc32c(bytes.substr(0, 16)));
   for (int i = 0; i < 4; ++i) (*piece)[16 + i] = static_cast<char>(crc >> (8 * i));
+}
+
+// A grid of flat chunks whose contributions have this format and whose updates have that one.
+Grid FlatGrid(v1::NumberFormat contributions, v1::NumberFormat updates) {
+  v1::Manifest manifest;
+  for (const std::vector<uint64_t>& shape :
+       {std::vector<uint64_t>{130, 97}, {1}, {5000}, {3, 5000}, {}}) {
+    v1::TensorSpec* tensor = manifest.add_tensors();
+    tensor->set_name("t" + std::to_string(manifest.tensors_size()));
+    tensor->set_dtype(v1::DTYPE_FLOAT32);
+    for (uint64_t size : shape) tensor->add_shape(size);
+  }
+  v1::CodecSpec codec;
+  codec.set_kind(v1::CODEC_KIND_NUMBERS);
+  codec.mutable_numbers()->set_format(contributions);
+  codec.mutable_reply()->set_format(updates);
+  FillNumbers(codec.mutable_reply());
+  EXPECT_TRUE(CompleteCodecSpec(&codec).ok());
+  absl::StatusOr<Grid> grid = Grid::Make(manifest, codec);
+  EXPECT_TRUE(grid.ok()) << grid.status();
+  return *std::move(grid);
+}
+
+// Whole values, which f32, bf16 and sign1 give back as they were, or as signs.
+TEST(PieceTest, NumbersRoundTripAtEveryCut) {
+  const Grid grid = FlatGrid(v1::NUMBER_FORMAT_SIGN1, v1::NUMBER_FORMAT_BF16);
+  std::mt19937 random(3);
+  std::vector<std::vector<float>> values;
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+    std::vector<float> chunk_values(grid.Place(chunk).shape.elements());
+    for (float& value : chunk_values) value = static_cast<float>(random() % 100) - 50.0f;
+    values.push_back(chunk_values);
+  }
+  for (v1::PayloadCodec layout : {v1::PAYLOAD_CODEC_NUMBERS, v1::PAYLOAD_CODEC_REPLY}) {
+    const bool signs = layout == v1::PAYLOAD_CODEC_NUMBERS;
+    for (size_t piece_bytes_max : {size_t{1}, size_t{3000}, kPieceBytesMax}) {
+      PieceWriter writer(&grid, layout, piece_bytes_max);
+      for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+        writer.AppendValues(chunk, values[chunk]);
+      }
+      const std::vector<std::string> pieces = writer.Finish();
+      uint64_t next = 0;
+      for (const std::string& bytes : pieces) {
+        const auto piece = OpenPiece(grid, bytes);
+        ASSERT_TRUE(piece.ok()) << piece.status();
+        Components read;
+        for (ChunkReader reader(&grid, *piece); !reader.done(); ++next) {
+          const auto coded = reader.Next(&read);
+          ASSERT_TRUE(coded.ok()) << coded.status();
+          EXPECT_EQ(coded->size(), FixedChunkBytes(grid, layout, next));
+          EXPECT_TRUE(!signs || coded->size() == grid.ContributionBytes(next));
+          ASSERT_EQ(read.value.size(), values[next].size());
+          for (size_t i = 0; i < read.value.size(); ++i) {
+            const float sign = values[next][i] >= 0 ? 1.0f : -1.0f;
+            EXPECT_EQ(read.value[i], signs ? sign : values[next][i]);
+          }
+        }
+      }
+      EXPECT_EQ(next, grid.chunks());
+      EXPECT_TRUE(Digest(grid, pieces).ok());
+    }
+  }
 }
 
 TEST(PieceTest, RoundTripAtEveryCut) {

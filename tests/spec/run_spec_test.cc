@@ -225,7 +225,7 @@ TEST(RunSpecTest, WhatHasNoEffectIsRefused) {
 }
 
 TEST(RunSpecTest, BaseOptimizerAndFormatRefusals) {
-  ExpectRefused("optimizer { base: 9 }", "optimizer.base is 9; give BASE_OPTIMIZER_SGD or");
+  ExpectRefused("optimizer { base: 9 }", "optimizer.base is 9; give BASE_OPTIMIZER_SGD, ");
   ExpectRefused("optimizer { beta1: 1 }", "optimizer.beta1 is 1;");
   ExpectRefused("optimizer { beta2: -0.5 }", "optimizer.beta2 is -0.5;");
   ExpectRefused("optimizer { eps: 0 }", "optimizer.eps is 0;");

@@ -1,0 +1,32 @@
+// Which steps of the nodes a round holds. With local steps a round ends after H of them, so that
+// step and round are different numbers; every-step methods have a round for each step.
+//
+//   round r of every_h:  steps StepAfterRound(r - 1) + 1 .. StepAfterRound(r)
+#pragma once
+
+#include <cstdint>
+
+#include "isthmus/v1/run_spec.pb.h"
+
+namespace isthmus {
+
+// Whether the run has an outer optimizer (stages.proto).
+bool IsOuter(const v1::RunSpec& spec);
+
+// The step at which the round ends that begins after `step_before`: at most spec.steps(), and
+// schedule.switch_step where that lies between. step_before < spec.steps().
+uint64_t NextStep(const v1::RunSpec& spec, uint64_t step_before);
+
+// Rounds of the run, each but the last of full length.
+uint64_t Rounds(const v1::RunSpec& spec);
+
+// The step after round 0..Rounds(spec); 0 of round 0.
+uint64_t StepAfterRound(const v1::RunSpec& spec, uint64_t round);
+
+// Most steps that a round has.
+uint64_t StepsOfRoundMax(const v1::RunSpec& spec);
+
+// The learning rate of the round's last step: gamma of the outer step. 1 <= round <= Rounds(spec).
+float RoundLearningRate(const v1::RunSpec& spec, uint64_t round);
+
+}  // namespace isthmus

@@ -1,0 +1,225 @@
+// Specs with an outer optimizer: rounds and steps, presets, what is filled in and what is refused.
+#include "spec/stages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/text_format.h"
+#include "spec/presets.h"
+#include "spec/rounds.h"
+#include "spec/run_spec.h"
+
+namespace isthmus {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kTwoNodes[] =
+    "run: 'local' steps: 100 nodes { name: 'ams-1' } nodes { name: 'fra-2' } "
+    "optimizer { lr: 0.004 warmup_steps: 5 clip_norm: 1 } ";
+constexpr char kModel[] =
+    "model { layers: 1 heads: 1 width: 64 context: 32 } data { sequences_per_node: 4 } ";
+
+// What is said later is laid over what is said before.
+absl::StatusOr<v1::RunSpec> Parse(const std::string& more) {
+  v1::RunSpec spec;
+  EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(absl::StrCat(kTwoNodes, more), &spec))
+      << more;
+  std::string text;
+  EXPECT_TRUE(google::protobuf::TextFormat::PrintToString(spec, &text));
+  return ParseRunSpec(text);
+}
+
+v1::RunSpec SpecOf(const std::string& more) {
+  const auto spec = Parse(more);
+  EXPECT_TRUE(spec.ok()) << more << "\n" << spec.status();
+  return spec.ok() ? *spec : v1::RunSpec();
+}
+
+void ExpectRefused(const std::string& more, const std::string& text) {
+  const auto spec = Parse(more);
+  ASSERT_FALSE(spec.ok()) << more;
+  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument) << more;
+  EXPECT_THAT(std::string(spec.status().message()), HasSubstr(text)) << more;
+}
+
+std::string Outer(absl::string_view kind, absl::string_view more = "") {
+  return absl::StrCat(
+      "source: SOURCE_PARAM_DELTA schedule { local_steps: 10 } codec { kind: "
+      "CODEC_KIND_NUMBERS } outer { kind: OUTER_KIND_",
+      kind, " ", more, " } ");
+}
+
+// Steps of the rounds one by one, from NextStep.
+void ExpectRounds(const v1::RunSpec& spec, const std::vector<uint64_t>& ends) {
+  ASSERT_EQ(Rounds(spec), ends.size());
+  uint64_t step = 0;
+  for (size_t round = 1; round <= ends.size(); ++round) {
+    step = NextStep(spec, step);
+    EXPECT_EQ(step, ends[round - 1]) << round;
+    EXPECT_EQ(StepAfterRound(spec, round), ends[round - 1]) << round;
+  }
+  EXPECT_EQ(StepAfterRound(spec, 0), 0u);
+}
+
+TEST(RoundsTest, HoldTheirStepsAndTheLastOneTheRest) {
+  v1::RunSpec spec = SpecOf("");
+  EXPECT_EQ(Rounds(spec), 100u);  // every step
+  EXPECT_EQ(StepAfterRound(spec, 7), 7u);
+  spec = SpecOf("preset: 'diloco' schedule { local_steps: 30 }");
+  ExpectRounds(spec, {30, 60, 90, 100});
+  EXPECT_EQ(RoundLearningRate(spec, 2), LearningRate(spec, 60));
+  spec = SpecOf("preset: 'diloco' schedule { local_steps: 25 }");
+  ExpectRounds(spec, {25, 50, 75, 100});
+  spec = SpecOf("preset: 'diloco'");  // one round, shorter than its 500 steps
+  ExpectRounds(spec, {100});
+}
+
+TEST(RoundsTest, SwitchAtAStep) {
+  const std::string text =
+      "preset: 'diloco' schedule { local_steps: 30 switch_step: 70 local_steps_after: 10 }";
+  ExpectRounds(SpecOf(text), {30, 60, 70, 80, 90, 100});
+  EXPECT_EQ(StepsOfRoundMax(SpecOf(text)), 30u);
+  const std::string every =
+      "preset: 'diloco' schedule { local_steps: 48 switch_step: 97 local_steps_after: 1 }";
+  ExpectRounds(SpecOf(every), {48, 96, 97, 98, 99, 100});
+}
+
+TEST(PresetsTest, EachMakesASpecThatStaysAsItIs) {
+  for (const Preset& preset : Presets()) {
+    std::string text = absl::StrCat("preset: '", preset.name, "' ", kModel);
+    if (preset.name == "none") text += "allow_drift: true";
+    const v1::RunSpec spec = SpecOf(text);
+    v1::RunSpec again = spec;
+    ASSERT_TRUE(CompleteRunSpec(&again).ok());
+    EXPECT_EQ(again.SerializeAsString(), spec.SerializeAsString()) << preset.name;
+    // As an operator may store it.
+    std::string printed;
+    ASSERT_TRUE(google::protobuf::TextFormat::PrintToString(spec, &printed));
+    const auto parsed = ParseRunSpec(printed);
+    ASSERT_TRUE(parsed.ok()) << preset.name << ": " << parsed.status();
+    EXPECT_EQ(parsed->SerializeAsString(), spec.SerializeAsString()) << preset.name;
+    EXPECT_FALSE(preset.paper.empty());
+  }
+}
+
+TEST(PresetsTest, ValuesAreLaidOverThoseOfThePreset) {
+  v1::RunSpec spec = SpecOf("preset: 'diloco' outer { lr: 0.4 }");
+  EXPECT_EQ(spec.outer().lr(), 0.4);
+  EXPECT_EQ(spec.outer().momentum(), 0.9);
+  // Another outer step has nothing of the preset's.
+  spec = SpecOf("preset: 'diloco' outer { kind: OUTER_KIND_SLOWMO }");
+  EXPECT_FALSE(spec.outer().has_lr());
+  EXPECT_EQ(spec.outer().beta(), 0.5);
+  EXPECT_EQ(spec.schedule().local_steps(), 500u);
+  EXPECT_EQ(spec.snapshot().start_node(), "ams-1");
+  EXPECT_EQ(spec.timing().deadline_ms(), 0u);
+  EXPECT_EQ(spec.optimizer().base(), v1::BASE_OPTIMIZER_ADAMW);
+}
+
+TEST(PresetsTest, FormsOfUpdates) {
+  const auto form = [](const std::string& more) { return UpdateFormOf(SpecOf(more)); };
+  EXPECT_EQ(form(""), UpdateForm::kMerged);
+  EXPECT_EQ(form("preset: 'diloco'"), UpdateForm::kParameters);
+  EXPECT_EQ(form("preset: 'diloco' placement: PLACEMENT_REPLICATED"), UpdateForm::kAggregate);
+  EXPECT_EQ(form("preset: 'diloco' codec { reply { format: NUMBER_FORMAT_INT8 } }"),
+            UpdateForm::kDifference);
+  EXPECT_EQ(form("preset: 'dist_sign_momentum'"), UpdateForm::kDirection);
+  EXPECT_EQ(form("preset: 'dist_lion'"), UpdateForm::kAggregate);
+  EXPECT_EQ(form("preset: 'dist_lion' placement: PLACEMENT_HOSTED"), UpdateForm::kDirection);
+}
+
+TEST(PresetsTest, Sections) {
+  const v1::RunSpec hosted = SpecOf("preset: 'diloco'");
+  EXPECT_EQ(StateSections(hosted), 1u);
+  EXPECT_EQ(HostedSections(hosted), 1u);
+  const v1::RunSpec lossy =
+      SpecOf("preset: 'diloco' codec { reply { format: NUMBER_FORMAT_BF16 } }");
+  EXPECT_EQ(HostedSections(lossy), 2u);
+  const v1::RunSpec replicated = SpecOf("preset: 'diloco' placement: PLACEMENT_REPLICATED");
+  EXPECT_EQ(StateSections(replicated), 2u);
+  EXPECT_EQ(HostedSections(replicated), 0u);
+  EXPECT_EQ(StateSections(SpecOf("preset: 'full'")), 3u);
+}
+
+TEST(StagesTest, FillsLimitsOfAContribution) {
+  const v1::RunSpec spec =
+      SpecOf(absl::StrCat("preset: 'diloco' schedule { local_steps: 10 } ", kModel));
+  EXPECT_EQ(spec.aggregate().carry_rounds(), 5u);
+  EXPECT_EQ(spec.aggregate().steps_max(), 60u);
+  EXPECT_EQ(spec.aggregate().tokens_max(), 60u * 4 * 32);
+  EXPECT_EQ(SpecOf("preset: 'sparse_loco'").aggregate().steps_max(), 30u);  // feedback carries
+}
+
+TEST(StagesTest, SettingsReachTheKernels) {
+  const v1::RunSpec spec = SpecOf("preset: 'dist_sign_momentum_short' steps: 3000");
+  const OuterSettings settings = OuterSettingsOf(spec.outer(), 0.004f);
+  EXPECT_EQ(settings.kind, OuterKind::kSignMomentum);
+  EXPECT_EQ(settings.sign, SignKind::kRandomThreePoint);
+  EXPECT_EQ(settings.bound_kind, BoundKind::kFixed);
+  EXPECT_EQ(settings.bound, 4.0);
+  EXPECT_EQ(settings.beta1, 0.0);
+  EXPECT_EQ(settings.weight_decay, 0.1);
+  const OuterSettings direction = DirectionSettingsOf(spec.outer(), 0.004f);
+  EXPECT_EQ(direction.kind, OuterKind::kSignSgd);
+  EXPECT_EQ(direction.lr, 4.0 * static_cast<double>(0.004f));
+  EXPECT_EQ(OuterSettingsOf(SpecOf("preset: 'dist_lion'").outer(), 0.25f).lr, 0.25);
+}
+
+TEST(StagesTest, Refusals) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"preset: 'diloca'", "known presets are demo, flexdemo, full, none, diloco"},
+      {Outer("NESTEROV", "lr: 0"), "outer.lr is 0"},
+      {Outer("NESTEROV", "momentum: 1"), "outer.momentum is 1"},
+      {Outer("NESTEROV", "beta: 0.5"), "outer.beta has no effect with outer.kind"},
+      {Outer("ASSIGN", "weight_decay: 0.1"), "outer.weight_decay has no effect"},
+      {Outer("SIGN_MOMENTUM", "beta1: 1.5"), "outer.beta1 is 1.5"},
+      {Outer("SIGN_MOMENTUM", "bound: 4"), "outer.bound has no effect"},
+      {Outer("SIGN_MOMENTUM", "eta: 100 weight_decay: 10"), "weight_decay"},
+      {Outer("SIGN_MOMENTUM") + "optimizer { lr_final_ratio: 0 }", "learning rate is 0"},
+      {Outer("LION"), "it is the step of votes"},
+      {Outer("NESTEROV") + "schedule { local_steps: 200000 }", "schedule.local_steps is 200000"},
+      {Outer("NESTEROV") + "schedule { switch_step: 50 }", "schedule.local_steps_after is 0"},
+      {Outer("NESTEROV") + "schedule { local_steps_after: 5 }", "it wants schedule.switch_step"},
+      {Outer("NESTEROV") + "schedule { switch_step: 101 local_steps_after: 1 }",
+       "schedule.switch_step is 101"},
+      {Outer("NESTEROV") + "aggregate { kind: AGGREGATE_KIND_TRIMMED_MEAN }", "trim"},
+      {Outer("NESTEROV") + "aggregate { trim: 1 }", "does not trim"},
+      {Outer("NESTEROV") + "aggregate { kind: AGGREGATE_KIND_MAJORITY }", "votes"},
+      {Outer("NESTEROV") + "aggregate { weight: CONTRIBUTION_WEIGHT_STEPS }",
+       "go with AGGREGATE_KIND_WEIGHTED_MEAN only"},
+      {Outer("NESTEROV") +
+           "aggregate { kind: AGGREGATE_KIND_WEIGHTED_MEAN weight_max_share: -0.5 }",
+       "weight_max_share is -0.5"},
+      {Outer("NESTEROV") + "aggregate { steps_max: 3 }", "aggregate.steps_max is 3"},
+      {Outer("NESTEROV") + "aggregate { carry_rounds: 101 }", "aggregate.carry_rounds is 101"},
+      {Outer("NESTEROV") + "codec { feedback { decay: 2 } }", "decay is 2"},
+      {Outer("NESTEROV") + "codec { feedback { } } aggregate { carry_rounds: 3 }",
+       "aggregate.carry_rounds is 3"},
+      {Outer("NESTEROV") + "codec { numbers { format: NUMBER_FORMAT_INT8 group: 100 } }",
+       "codec.numbers.group is 100"},
+      {Outer("NESTEROV") + "codec { numbers { format: NUMBER_FORMAT_INT4 hadamard: 48 } }",
+       "hadamard is 48"},
+      {Outer("NESTEROV") + "codec { reply { format: NUMBER_FORMAT_TERNARY } }",
+       "codec.reply.format is NUMBER_FORMAT_TERNARY"},
+      {Outer("NESTEROV") +
+           "codec { reply { format: NUMBER_FORMAT_INT8 } } placement: PLACEMENT_REPLICATED",
+       "its error is kept by the coordinator"},
+      {"codec { kind: CODEC_KIND_TOPK topk_chunk: 100 } outer { kind: OUTER_KIND_SGD } schedule { "
+       "local_steps: 1 }",
+       "codec.topk_chunk is 100"},
+      {"preset: 'sparse_loco' codec { topk_k: 5000 }", "codec.topk_k is 5000"},
+      {"preset: 'diloco' codec { kind: CODEC_KIND_DEMO }", "with an outer optimizer give"},
+      {"preset: 'diloco' allow_drift: true", "allow_drift is true"},
+      {"preset: 'dist_lion' schedule { local_steps: 2 }", "every step is a round"},
+      {"preset: 'dist_lion' optimizer { weight_decay: 0.1 }", "give outer.weight_decay"},
+      {"source: SOURCE_PARAM_DELTA", "source goes with an outer optimizer"},
+      {"optimizer { base: BASE_OPTIMIZER_LION }", "goes with an outer optimizer"},
+      {"preset: 'full' codec { numbers { format: NUMBER_FORMAT_INT8 } }", "codec.numbers"},
+  };
+  for (const auto& [more, text] : cases) ExpectRefused(more, text);
+}
+
+}  // namespace
+}  // namespace isthmus
