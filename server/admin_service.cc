@@ -37,6 +37,17 @@ class AdminServer::Service final : public v1::AdminService::CallbackService {
     return AnswerNow(context, Checkpoint(*request), response);
   }
 
+  grpc::ServerUnaryReactor* PauseRun(grpc::CallbackServerContext* context,
+                                     const v1::PauseRunRequest* request,
+                                     v1::PauseRunResponse* response) override {
+    return AnswerNow(context, coordinator_->PauseRun(*request), response);
+  }
+  grpc::ServerUnaryReactor* ResumeRun(grpc::CallbackServerContext* context,
+                                      const v1::ResumeRunRequest* request,
+                                      v1::ResumeRunResponse* response) override {
+    return AnswerNow(context, coordinator_->ResumeRun(*request), response);
+  }
+
  private:
   absl::StatusOr<v1::CheckpointRunResponse> Checkpoint(
       const v1::CheckpointRunRequest& request) const {

@@ -35,6 +35,7 @@ constexpr int64_t kAcknowledgeMsMin = 1000;
 
 RoundSettings SettingsOf(const v1::RunSpec& spec) {
   RoundSettings settings;
+  settings.run = spec.run();
   for (const v1::NodeSpec& node : spec.nodes()) settings.nodes.push_back(node.name());
   settings.quorum = EffectiveQuorum(spec);
   settings.steps = spec.steps();

@@ -10,6 +10,7 @@
 //   resume.cc        what it starts from, and going on with a run that the store holds
 //   admission.cc     JoinRun: who may take part, and in what
 //   admin.cc         DrainNode, EvictNode, AdmitNode: what operators say of a node
+//   pause.cc         PauseRun, ResumeRun: an operator lets no round open
 //   callers.cc       Heartbeat, LeaveRun, and what every call of an admitted node must pass
 //   submission.cc    Submit: what is checked before a contribution counts
 //   watches.cc       WatchUpdates: what a watcher is sent, and when
@@ -95,11 +96,14 @@ class Coordinator final : public RoundHost {
   // they return, and holds until the contrary is said. The same again is well.
   //   NOT_FOUND            run or node; names those that are here
   //   INVALID_ARGUMENT     reason too long
-  //   FAILED_PRECONDITION  draining a node that is evicted
+  //   FAILED_PRECONDITION  draining a node that is evicted; see below
   //   RESOURCE_EXHAUSTED   the store has no room: nothing has changed
   absl::StatusOr<v1::DrainNodeResponse> DrainNode(const v1::DrainNodeRequest& request);
   absl::StatusOr<v1::EvictNodeResponse> EvictNode(const v1::EvictNodeRequest& request);
   absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const v1::AdmitNodeRequest& request);
+  // FAILED_PRECONDITION: the run is finished.
+  absl::StatusOr<v1::PauseRunResponse> PauseRun(const v1::PauseRunRequest& request);
+  absl::StatusOr<v1::ResumeRunResponse> ResumeRun(const v1::ResumeRunRequest& request);
 
   // Looks at leases and deadlines. Called every kTickMs by a thread of its own, unless told not to.
   void Tick();
@@ -251,6 +255,10 @@ class Coordinator final : public RoundHost {
   static RunResumed::Policy PolicyOf(const v1::StoredNode& stored);
   absl::Status EvictedStatus(const std::string& node, const std::string& reason) const;
   absl::Status CheckNotEvictedLocked(const std::string& node) const;
+
+  // pause.cc
+  absl::StatusOr<uint64_t> SetPause(const RoundEvent& event, bool paused,
+                                    const std::string& reason);
 
   // callers.cc
   absl::Status CheckHistoryLocked(const std::string& node, uint64_t last_round,

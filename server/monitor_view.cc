@@ -48,6 +48,8 @@ v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
 
 v1::RunState StateOf(const RoundMachine& machine) {
   if (machine.finished()) return v1::RUN_STATE_FINISHED;
+  const bool nothing_open = machine.open_round() == 0 && machine.committing_round() == 0;
+  if (machine.paused() && nothing_open) return v1::RUN_STATE_PAUSED;
   const bool begun =
       machine.committed_round() > 0 || machine.open_round() > 0 || machine.committing_round() > 0;
   return begun ? v1::RUN_STATE_RUNNING : v1::RUN_STATE_STARTING;
@@ -107,8 +109,8 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
                                             : facts.stopped);
   for (std::string& name : machine.Awaited()) run.add_waiting_nodes(std::move(name));
   if (run.state() != v1::RUN_STATE_FINISHED) {
-    const bool starting = run.state() == v1::RUN_STATE_STARTING;
-    run.set_waiting_ms(Age(starting ? facts.started_ms : machine.opened_ms(), facts.now_ms));
+    const bool begun = run.state() == v1::RUN_STATE_RUNNING || machine.committed_round() > 0;
+    run.set_waiting_ms(Age(begun ? machine.opened_ms() : facts.started_ms, facts.now_ms));
   }
   run.set_open_round(std::max(machine.open_round(), machine.committing_round()));
   run.set_committed_round(machine.committed_round());
@@ -125,6 +127,8 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   if (pace.mean_round_ms.has_value()) {
     run.set_mean_round_ms(static_cast<uint64_t>(*pace.mean_round_ms));
   }
+  run.set_is_paused(machine.paused());
+  run.set_pause_reason(machine.pause_reason());
   SetModel(facts, &run);
   run.set_last_update_sha256(facts.last_update_sha256);
   if (with_spec) *run.mutable_spec() = *facts.spec;

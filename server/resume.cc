@@ -25,6 +25,9 @@ absl::Status Damaged(const std::string& what) {
       ". Look at it with coordinator --check_store, and start with a copy of the folder"));
 }
 
+// An operator has said something of the run, which must last.
+bool WasSpokenOf(const StoredState& state) { return state.run.has_value() && state.run->paused(); }
+
 absl::Status CheckSameRun(const v1::StoredRun& kept, const v1::RunSpec& spec) {
   if (kept.format() != kStoreFormat) {
     return absl::FailedPreconditionError(absl::StrCat("the store has format ", kept.format(),
@@ -46,7 +49,7 @@ absl::Status CheckSameRun(const v1::StoredRun& kept, const v1::RunSpec& spec) {
 absl::Status Coordinator::Resume() {
   const StoredState state = store_->State();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (state.last_round == 0 && state.nodes.empty()) {
+  if (state.last_round == 0 && state.nodes.empty() && !WasSpokenOf(state)) {
     // Nothing was built on what may be there.
     StoreBatch batch;
     batch.run = StoredRunOf(nullptr, "");
@@ -66,6 +69,8 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
   heldout_sha256_ = run.heldout_sha256();
   RunResumed resumed;
   resumed.committed_round = state.last_round;
+  resumed.paused = run.paused();
+  resumed.pause_reason = run.pause_reason();
   for (const v1::StoredNode& kept : state.nodes) {
     const auto node = nodes_.find(kept.node());
     if (node == nodes_.end()) {
@@ -114,6 +119,8 @@ v1::StoredRun Coordinator::StoredRunOf(const ModelPtr& model,
   *run.mutable_spec() = spec_;
   run.set_spec_revision(kSpecRevision);
   run.set_heldout_sha256(heldout_sha256);
+  run.set_paused(machine_.paused());
+  run.set_pause_reason(machine_.pause_reason());
   if (model == nullptr) return run;
   *run.mutable_manifest() = model->manifest;
   run.set_fingerprint(model->fingerprint);

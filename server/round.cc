@@ -107,6 +107,17 @@ void RoundMachine::Apply(const NodePolicySet& event, int64_t, Effects* effects) 
   effects->push_back(TakeOut{committed_ + 1, event.node});
 }
 
+void RoundMachine::Apply(const RunPaused& event, int64_t, Effects*) {
+  paused_ = true;
+  pause_reason_ = event.reason;
+}
+
+void RoundMachine::Apply(const RunUnpaused&, int64_t now_ms, Effects* effects) {
+  paused_ = false;
+  pause_reason_.clear();
+  if (phase_ == Phase::kPaused) Open(now_ms, effects);
+}
+
 void RoundMachine::Apply(const Ticked&, int64_t now_ms, Effects* effects) {
   for (auto& [name, node] : nodes_) {
     if (!node.live || now_ms < node.lease_until_ms) continue;
@@ -127,6 +138,8 @@ void RoundMachine::Apply(const RunResumed& event, int64_t now_ms, Effects* effec
   ISTHMUS_CHECK(phase_ == Phase::kStarting && committed_ == 0);
   ISTHMUS_CHECK(event.committed_round <= settings_.steps);
   committed_ = event.committed_round;
+  paused_ = event.paused;
+  pause_reason_ = event.pause_reason;
   for (const RunResumed::Policy& said : event.policies) {
     Node& node = Find(said.name);
     node.policy = said.policy;
@@ -150,9 +163,20 @@ void RoundMachine::Apply(const RunResumed& event, int64_t now_ms, Effects* effec
 }
 
 void RoundMachine::Advance(int64_t now_ms, Effects* effects) {
-  if (committed_ < settings_.steps) return Open(now_ms, effects);
+  if (committed_ < settings_.steps) return paused_ ? Pause(now_ms) : Open(now_ms, effects);
   phase_ = Phase::kFinished;
   effects->push_back(FinishRun{committed_});
+}
+
+// The members that are listed stay so: who is lost meanwhile and comes back is one of them again.
+void RoundMachine::Pause(int64_t now_ms) {
+  phase_ = Phase::kPaused;
+  opened_ms_ = now_ms;
+  for (auto& [name, node] : nodes_) {
+    node.standing = Standing::kNotMember;
+    node.digest.clear();
+    node.reason.clear();
+  }
 }
 
 void RoundMachine::EndMembership(Node* node, Standing standing) {
@@ -173,7 +197,7 @@ void RoundMachine::Decline(const std::string& name, Standing standing, const std
 }
 
 void RoundMachine::OpenFirst(int64_t now_ms, Effects* effects) {
-  if (phase_ != Phase::kStarting) return;
+  if (phase_ != Phase::kStarting || paused_) return;
   const uint32_t ready = Ready();
   if (ready == 0 || ready < Needed()) return;
   next_members_ = MembersAfter(committed_, 0, now_ms);
@@ -249,7 +273,7 @@ void RoundMachine::Close(int64_t now_ms, Effects* effects) {
 
 Decision RoundMachine::Decide(int64_t now_ms) const {
   if (phase_ != Phase::kOpen) {
-    std::string sentence = StartingSentence();
+    std::string sentence = paused_ ? PauseSentence() : StartingSentence();
     if (phase_ == Phase::kCommitting) {
       sentence = absl::StrCat("round ", committed_ + 1, ": committing");
     } else if (phase_ == Phase::kFinished) {

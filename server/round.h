@@ -32,6 +32,7 @@
 namespace isthmus {
 
 struct RoundSettings {
+  std::string run;                 // for sentences
   std::vector<std::string> nodes;  // of the run; ascending name is the order of everything
   // Complete contributions a commit needs, 1 to nodes. All nodes: those that refused or abstained,
   // and those that an operator has taken out, are excused.
@@ -94,6 +95,10 @@ struct NodePolicySet {  // replaces what was said before
   NodePolicy policy = NodePolicy::kNone;
   std::string reason;  // the operator's words; may be empty
 };
+struct RunPaused {     // the open round finishes, and no other opens; again: another reason
+  std::string reason;  // the operator's words; may be empty
+};
+struct RunUnpaused {};
 struct Ticked {};
 // The first event of a machine that goes on with a run: what the store has of it. Leases and the
 // round's deadline start afresh, and nothing is complete: a receipt ends with the process.
@@ -112,13 +117,16 @@ struct RunResumed {
   std::vector<std::string> members;  // of the round after it; none where no round was committed
   std::vector<Node> nodes;           // that were admitted and had not left
   std::vector<Policy> policies;
+  bool paused = false;
+  std::string pause_reason;
 };
 struct RoundPersisted {
   uint64_t round = 0;
 };
-using RoundEvent = std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting,
-                                ContributionComplete, ContributionRefused, NodeAbstained, NodeLeft,
-                                NodePolicySet, Ticked, RoundPersisted, RunResumed>;
+using RoundEvent =
+    std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
+                 ContributionRefused, NodeAbstained, NodeLeft, NodePolicySet, RunPaused,
+                 RunUnpaused, Ticked, RoundPersisted, RunResumed>;
 
 // Effects.
 struct OpenRound {
@@ -190,6 +198,9 @@ class RoundMachine {
   // The round between CommitRound and RoundPersisted; 0: none.
   uint64_t committing_round() const { return phase_ == Phase::kCommitting ? committed_ + 1 : 0; }
   bool finished() const { return phase_ == Phase::kFinished; }
+  // An operator lets no round open. One may be open that was so before.
+  bool paused() const { return paused_; }
+  const std::string& pause_reason() const { return pause_reason_; }
 
   Standing StandingOf(const std::string& node) const;
   // Whether the open round would count a contribution of this node: it is a member, or it refused,
@@ -215,10 +226,11 @@ class RoundMachine {
   // committed, where its contribution is awaited or counts, else 0. Of a node that is drained
   // already: as it was then.
   uint64_t LastRoundOf(const std::string& node) const;
-  int64_t opened_ms() const { return opened_ms_; }  // of the open round, or the one committing
+  // When the open round opened, or the one committing; in a pause, when nothing was open any more.
+  int64_t opened_ms() const { return opened_ms_; }
 
  private:
-  enum class Phase { kStarting, kOpen, kCommitting, kFinished };
+  enum class Phase { kStarting, kOpen, kCommitting, kPaused, kFinished };
   struct Node {
     bool live = false;
     uint64_t incarnation = 0;
@@ -244,6 +256,8 @@ class RoundMachine {
   void Apply(const NodeAbstained& event, int64_t now_ms, Effects* effects);
   void Apply(const NodeLeft& event, int64_t now_ms, Effects* effects);
   void Apply(const NodePolicySet& event, int64_t now_ms, Effects* effects);
+  void Apply(const RunPaused& event, int64_t now_ms, Effects* effects);
+  void Apply(const RunUnpaused& event, int64_t now_ms, Effects* effects);
   void Apply(const Ticked& event, int64_t now_ms, Effects* effects);
   void Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects);
   void Apply(const RunResumed& event, int64_t now_ms, Effects* effects);
@@ -254,6 +268,7 @@ class RoundMachine {
   void EndMembership(Node* node, Standing standing);
   void Decline(const std::string& name, Standing standing, const std::string& reason);
   void Advance(int64_t now_ms, Effects* effects);
+  void Pause(int64_t now_ms);
   void Open(int64_t now_ms, Effects* effects);
   void OpenFirst(int64_t now_ms, Effects* effects);
   void TakeInMissing(Effects* effects);
@@ -276,6 +291,7 @@ class RoundMachine {
   std::string OutstandingSentence() const;
   std::string MissingSentence() const;
   std::string PolicySentence() const;
+  std::string PauseSentence() const;
   std::string Describe(const std::string& name, const Node& node) const;
 
   // The last commit that a node must have acknowledged to be in step when `committed` is the last
@@ -290,6 +306,8 @@ class RoundMachine {
   std::deque<int64_t> commit_ms_;  // when the last commits were made; none older than is of use
   std::vector<std::string> next_members_;  // of the round after the one that is being committed
   Phase phase_ = Phase::kStarting;
+  bool paused_ = false;
+  std::string pause_reason_;
   uint64_t committed_ = 0;
   int64_t opened_ms_ = 0;
   int64_t last_step_ms_ = -1;  // -1: none yet

@@ -24,12 +24,13 @@ Decision RoundMachine::Wait(int64_t now_ms) const {
       "quorum ", needed, " of ", nodes_.size(),
       complete >= needed ? " reached" : absl::StrCat(" not reached (", complete, " complete)"),
       PolicySentence());
+  const std::string after = paused_ ? absl::StrCat("; then ", PauseSentence()) : "";
   const int64_t left_ms = CloseLeftMs(now_ms);
   std::string time = "no deadline";
   if (left_ms == 0) time = "deadline passed";
-  const std::string cause = absl::StrCat(whom, ", ", left_ms > 0 ? "" : time + ", ", quorum);
+  const std::string cause = absl::StrCat(whom, ", ", left_ms > 0 ? "" : time + ", ", quorum, after);
   if (left_ms > 0) time = absl::StrCat((left_ms + 999) / 1000, " s to deadline");
-  return {Decision::Answer::kWait, absl::StrCat(whom, ", ", time, ", ", quorum), cause};
+  return {Decision::Answer::kWait, absl::StrCat(whom, ", ", time, ", ", quorum, after), cause};
 }
 
 std::string RoundMachine::StartingSentence() const {
@@ -73,6 +74,11 @@ std::string RoundMachine::PolicySentence() const {
   return text;
 }
 
+std::string RoundMachine::PauseSentence() const {
+  return absl::StrCat("paused by an operator", pause_reason_.empty() ? "" : ": ", pause_reason_,
+                      "; isthmusctl runs resume ", settings_.run);
+}
+
 std::string RoundMachine::Describe(const std::string& name, const Node& node) const {
   std::string what;
   switch (node.standing) {
@@ -107,6 +113,7 @@ std::string RoundMachine::Describe(const std::string& name, const Node& node) co
 std::vector<std::string> RoundMachine::Awaited() const {
   std::vector<std::string> names, taken_out;
   if (phase_ == Phase::kCommitting || phase_ == Phase::kFinished) return names;
+  if (paused_ && phase_ != Phase::kOpen) return names;  // an operator is
   const bool some_send = phase_ == Phase::kOpen && Count(Standing::kOutstanding) > 0;
   for (const auto& [name, node] : nodes_) {
     if (IsOut(node)) {

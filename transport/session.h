@@ -3,6 +3,7 @@
 //
 // Order of what a listener sees: OnJoined, then for each round OnOpened(r), OnUpdate(r), ...
 // without gaps or repeats, whatever happened to connections in between; OnFinished or OnEnded last.
+// OnRevised comes before OnOpened of its from_round, each revision once.
 // One call at a time, on threads of the session; `refused` of Submit counts as one of them. A
 // listener must not block for long, nor end the session from inside a call.
 //
@@ -52,6 +53,7 @@ class SessionListener {
   virtual ~SessionListener() = default;
   virtual void OnJoined(const v1::JoinRunResponse& joined) = 0;  // also after each re-join
   virtual void OnOpened(const v1::RoundOpened& opened) = 0;
+  virtual void OnRevised(const v1::SpecRevised& revised) { (void)revised; }
   virtual void OnUpdate(std::shared_ptr<const CommittedUpdate> update) = 0;
   virtual void OnFinished(uint64_t last_round) = 0;
   virtual void OnEnded(const absl::Status& status) = 0;

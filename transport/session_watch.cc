@@ -129,6 +129,9 @@ absl::Status SessionImpl::OnEvent(v1::WatchUpdatesResponse* event) {
   if (news->opened.has_value()) {
     notifier_.Call([&](SessionListener* listener) { listener->OnOpened(*news->opened); });
   }
+  if (news->revised.has_value()) {
+    notifier_.Call([&](SessionListener* listener) { listener->OnRevised(*news->revised); });
+  }
   if (news->update != nullptr) {
     watch_backoff_.Reset();
     notifier_.Waiting(SessionNotifier::kSubmission, "");

@@ -50,6 +50,11 @@ absl::StatusOr<UpdateReader::News> UpdateReader::Take(v1::WatchUpdatesResponse* 
       return TakeRecord(event);
     case v1::WatchUpdatesResponse::kPiece:
       return TakePiece(event->mutable_piece());
+    case v1::WatchUpdatesResponse::kRevised:
+      if (event->revised().revision() <= revision_) return news;
+      revision_ = event->revised().revision();
+      news.revised = std::move(*event->mutable_revised());
+      return news;
     case v1::WatchUpdatesResponse::kFinished:
       return Finished(event->finished().round());
     case v1::WatchUpdatesResponse::EVENT_NOT_SET:

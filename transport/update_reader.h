@@ -35,6 +35,7 @@ class UpdateReader {
   struct News {
     std::optional<v1::WatchStart> start;
     std::optional<v1::RoundOpened> opened;
+    std::optional<v1::SpecRevised> revised;
     std::shared_ptr<const CommittedUpdate> update;
     std::optional<uint64_t> finished;
   };
@@ -55,6 +56,7 @@ class UpdateReader {
 
   RoundHash delivered_;    // over all watches
   uint64_t opened_round_;  // the last one told
+  uint64_t revision_ = 0;  // the same
   RoundHash read_;         // on this watch
   bool from_coordinator_ = false;
   bool started_ = false;  // this watch had its first event

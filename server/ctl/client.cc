@@ -161,6 +161,22 @@ class AdminClientImpl final : public AdminClient {
                   v1::CheckpointRunResponse());
   }
 
+  absl::StatusOr<v1::PauseRunResponse> PauseRun(const std::string& run,
+                                                const std::string& reason) override {
+    v1::PauseRunRequest request;
+    request.set_run(run);
+    request.set_reason(reason);
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::PauseRun, request,
+                  v1::PauseRunResponse());
+  }
+
+  absl::StatusOr<v1::ResumeRunResponse> ResumeRun(const std::string& run) override {
+    v1::ResumeRunRequest request;
+    request.set_run(run);
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::ResumeRun, request,
+                  v1::ResumeRunResponse());
+  }
+
  private:
   const int timeout_ms_;
   const std::unique_ptr<v1::AdminService::Stub> stub_;

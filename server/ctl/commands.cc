@@ -38,6 +38,9 @@ constexpr Known kCommands[] = {
     {"runs list", Command::kRunsList, Takes::kNothing, "the coordinator's runs, one a line"},
     {"runs checkpoint", Command::kRunsCheckpoint, Takes::kRun,
      "keep a snapshot of the next round that opens"},
+    {"runs pause", Command::kRunsPause, Takes::kRun,
+     "let the open round finish and open no other (--reason)"},
+    {"runs resume", Command::kRunsResume, Takes::kRun, "let rounds open again"},
     {"checkpoint export", Command::kCheckpointExport, Takes::kRun,
      "the parameters of the newest snapshot (or of --round), checked against\n"
      "                         its hash, as a safetensors file (--out)"},
@@ -130,8 +133,9 @@ std::string HelpText() {
       "  --json              for programs: the messages of isthmus.v1.MonitorService and "
       "AdminService\n"
       "  --limit=20          rounds of 'rounds list'\n"
-      "  --reason=TEXT       why, of 'nodes drain' and 'nodes evict': for the log, the node, and "
-      "those who look\n\n"
+      "  --reason=TEXT       why, of 'nodes drain', 'nodes evict' and 'runs pause': for the log, "
+      "the "
+      "nodes, and those\n                      who look\n\n"
       "exit codes: 0 done, 1 the coordinator refused, 2 wrong usage, 3 not reachable\n");
   return text;
 }

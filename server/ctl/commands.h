@@ -14,6 +14,8 @@ enum class Command {
   kRunsShow,
   kRunsList,
   kRunsCheckpoint,
+  kRunsPause,
+  kRunsResume,
   kCheckpointExport,
   kNodesList,
   kNodesDrain,

@@ -29,6 +29,22 @@ std::string AdmittedText(const std::string& node) {
                       "round.\nStart its agent and trainers if they do not run.\n");
 }
 
+std::string PausedText(const std::string& run, const v1::PauseRunResponse& paused) {
+  const std::string last =
+      paused.last_round() == 0
+          ? "No round is open"
+          : absl::StrCat("Round ", Grouped(paused.last_round()), " is finished first");
+  return absl::StrCat("The run pauses. ", last,
+                      "; nodes stay connected, and no other round opens until 'isthmusctl runs "
+                      "resume",
+                      run.empty() ? "" : " ", run, "'.\n");
+}
+
+std::string ResumedText(const std::string& run) {
+  return absl::StrCat(run.empty() ? "The run" : absl::StrCat("Run ", run),
+                      " goes on: rounds open again.\n");
+}
+
 std::string CheckpointText(const v1::CheckpointRunResponse& asked) {
   return absl::StrCat("A snapshot of round ", Grouped(asked.round()),
                       " will be kept; a node uploads it while the rounds go on.\n");

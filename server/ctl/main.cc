@@ -35,7 +35,8 @@ ABSL_FLAG(std::string, server, "",
           "the coordinator, HOST:PORT; default: the variable ISTHMUS_SERVER, else 127.0.0.1:7070");
 ABSL_FLAG(bool, json, false, "print the messages of the coordinator's services as JSON");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "longest wait for an answer, such as 10s");
-ABSL_FLAG(std::string, reason, "", "why, of 'nodes drain' and 'nodes evict'; at most 256 bytes");
+ABSL_FLAG(std::string, reason, "",
+          "why, of 'nodes drain', 'nodes evict' and 'runs pause'; at most 256 bytes");
 ABSL_FLAG(std::string, out, "", "the file that 'checkpoint export' writes");
 ABSL_FLAG(int64_t, round, -1, "the snapshot of 'checkpoint export'; -1: the newest");
 ABSL_FLAG(int, limit, 20, "rounds that 'rounds list' shows");
@@ -133,12 +134,12 @@ absl::Status ShowRun(MonitorClient* client, const std::string& name) {
 
 // Says what has happened, and how the run stands since.
 template <typename Response>
-absl::Status Done(MonitorClient* monitor, const absl::StatusOr<Response>& response,
-                  const std::string& text) {
+absl::Status Done(MonitorClient* monitor, const std::string& name,
+                  const absl::StatusOr<Response>& response, const std::string& text) {
   ISTHMUS_RETURN_IF_ERROR(response.status());
   if (absl::GetFlag(FLAGS_json)) return PrintJson(*response, /*pretty=*/true);
   ISTHMUS_RETURN_IF_ERROR(Print(text));
-  ISTHMUS_ASSIGN_OR_RETURN(const v1::GetRunResponse run, monitor->GetRun(""));
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::GetRunResponse run, monitor->GetRun(name));
   return Print(absl::StrCat("The coordinator says: ", run.run().waiting_for(), "\n"));
 }
 
@@ -148,22 +149,30 @@ absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& r
   switch (request.command) {
     case Command::kNodesDrain: {
       const absl::StatusOr<v1::DrainNodeResponse> drained = admin->DrainNode(node, reason);
-      return Done(monitor, drained, drained.ok() ? DrainedText(node, *drained) : "");
+      return Done(monitor, request.run, drained, drained.ok() ? DrainedText(node, *drained) : "");
     }
     case Command::kNodesEvict:
-      return Done(monitor, admin->EvictNode(node, reason), EvictedText(node));
+      return Done(monitor, request.run, admin->EvictNode(node, reason), EvictedText(node));
     case Command::kNodesAdmit:
-      return Done(monitor, admin->AdmitNode(node), AdmittedText(node));
+      return Done(monitor, request.run, admin->AdmitNode(node), AdmittedText(node));
+    case Command::kRunsPause: {
+      const absl::StatusOr<v1::PauseRunResponse> paused = admin->PauseRun(request.run, reason);
+      return Done(monitor, request.run, paused,
+                  paused.ok() ? PausedText(request.run, *paused) : "");
+    }
+    case Command::kRunsResume:
+      return Done(monitor, request.run, admin->ResumeRun(request.run), ResumedText(request.run));
     default: {
       const absl::StatusOr<v1::CheckpointRunResponse> asked = admin->CheckpointRun(request.run);
-      return Done(monitor, asked, asked.ok() ? CheckpointText(*asked) : "");
+      return Done(monitor, request.run, asked, asked.ok() ? CheckpointText(*asked) : "");
     }
   }
 }
 
 bool Changes(Command command) {
   return command == Command::kNodesDrain || command == Command::kNodesEvict ||
-         command == Command::kNodesAdmit || command == Command::kRunsCheckpoint;
+         command == Command::kNodesAdmit || command == Command::kRunsCheckpoint ||
+         command == Command::kRunsPause || command == Command::kRunsResume;
 }
 
 // Not within --timeout, which is for short answers: it may be much, and tells how far it is.

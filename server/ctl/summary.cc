@@ -109,6 +109,13 @@ std::string SummaryOf(const v1::Run& run, const std::vector<v1::Node>& nodes) {
     return absl::StrCat(name, " is finished: all ", Grouped(run.committed_round()),
                         " rounds are committed.");
   }
+  if (run.state() == v1::RUN_STATE_PAUSED) {
+    return absl::StrCat(
+        name, " is paused",
+        run.pause_reason().empty() ? "" : absl::StrCat(" (", run.pause_reason(), ")"), ": round ",
+        Grouped(run.committed_round() + 1), " of ", Grouped(run.steps()),
+        " opens after 'isthmusctl runs resume ", run.run(), "'.");
+  }
   const v1::Node* first = FirstToLookAt(nodes);
   const std::string span = Span(run.waiting_ms());
   if (run.state() == v1::RUN_STATE_STARTING) {

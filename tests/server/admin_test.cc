@@ -44,6 +44,20 @@ absl::Status Admit(Coordinator* host, const std::string& node) {
   return host->AdmitNode(request).status();
 }
 
+absl::StatusOr<uint64_t> Pause(Coordinator* host, const std::string& reason) {
+  v1::PauseRunRequest request;
+  request.set_reason(reason);
+  const auto response = host->PauseRun(request);
+  if (!response.ok()) return response.status();
+  return response->last_round();
+}
+
+absl::Status Resume(Coordinator* host) { return host->ResumeRun(v1::ResumeRunRequest()).status(); }
+
+v1::Run RunOf(const Coordinator& host) {
+  return ViewOfRun(host.Look(), RoundHistory::Pace(), /*with_spec=*/false);
+}
+
 v1::Node ViewOf(const Coordinator& host, const std::string& node) {
   const RunFacts facts = host.Look();
   for (const NodeFacts& one : facts.nodes) {
@@ -237,6 +251,73 @@ TEST_F(AdminTest, ANodeThatNeverJoinedMayBeSpokenOf) {
   EXPECT_EQ(ViewOf(*host(), "b").state(), v1::NODE_STATE_NEVER_JOINED);
 }
 
+TEST_F(AdminTest, APausedRunFinishesItsRoundAndOpensNoOther) {
+  Begin();
+  a_->ExpectOpened(2);
+  b_->ExpectOpened(2);
+  EXPECT_EQ(*Pause(host(), "new\ncables"), 2u);
+  EXPECT_THAT(host()->WaitingFor(),
+              AllOf(HasSubstr("waiting for a, b"),
+                    HasSubstr("; then paused by an operator: new cables; isthmusctl runs resume")));
+  EXPECT_EQ(RunOf(*host()).state(), v1::RUN_STATE_RUNNING);
+  EXPECT_TRUE(RunOf(*host()).is_paused());
+  ASSERT_TRUE(a_->SubmitRandom(2, 3).ok());
+  ASSERT_TRUE(b_->SubmitRandom(2, 4).ok());
+  TakeUpdate(2, {a_.get(), b_.get()});
+  EXPECT_EQ(host()->WaitingFor(), "paused by an operator: new cables; isthmusctl runs resume test");
+  EXPECT_EQ(*Pause(host(), "newer cables"), 0u);
+  const v1::Run run = RunOf(*host());
+  EXPECT_EQ(run.state(), v1::RUN_STATE_PAUSED);
+  EXPECT_EQ(run.pause_reason(), "newer cables");
+  EXPECT_EQ(run.open_round(), 0u);
+  EXPECT_EQ(run.waiting_nodes_size(), 0);
+  EXPECT_EQ(ViewOf(*host(), "a").state(), v1::NODE_STATE_JOINED);
+  EXPECT_EQ(ReasonOf(a_->SubmitRandom(3, 5).status()), "ROUND_NOT_OPEN");
+  // Leases go on.
+  coordinator_->Pass(60000, {a_.get(), b_.get()});
+  EXPECT_EQ(host()->live_nodes(), 2u);
+
+  Restart();
+  EXPECT_EQ(RunOf(*host()).pause_reason(), "newer cables");
+  EXPECT_EQ(RunOf(*host()).state(), v1::RUN_STATE_PAUSED);
+  a_->JoinAndWatch();
+  b_->JoinAndWatch();
+  ASSERT_TRUE(Resume(host()).ok());
+  ASSERT_TRUE(Resume(host()).ok());
+  a_->ExpectOpened(3);
+  b_->ExpectOpened(3);
+  Restart();
+  EXPECT_EQ(RunOf(*host()).open_round(), 3u);
+}
+
+TEST_F(AdminTest, APauseBeforeAnybodyHasJoinedLasts) {
+  spec_ = TestSpec({"a", "b"}, 0, 2);
+  store_ = MakeMemoryStore();
+  coordinator_ = std::make_unique<TestCoordinator>(spec_, store_);
+  a_ = std::make_unique<FakeNode>(host(), "a");
+  b_ = std::make_unique<FakeNode>(host(), "b");
+  EXPECT_EQ(*Pause(host(), ""), 0u);
+  coordinator_ = nullptr;
+  coordinator_ = std::make_unique<TestCoordinator>(spec_, store_);
+  a_ = std::make_unique<FakeNode>(host(), "a");
+  b_ = std::make_unique<FakeNode>(host(), "b");
+  a_->JoinAndWatch();
+  b_->JoinAndWatch();
+  EXPECT_EQ(host()->WaitingFor(), "paused by an operator; isthmusctl runs resume test");
+  ASSERT_TRUE(Resume(host()).ok());
+  a_->ExpectOpened(1);
+  b_->ExpectOpened(1);
+  ASSERT_TRUE(a_->SubmitRandom(1, 1).ok());
+  ASSERT_TRUE(b_->SubmitRandom(1, 2).ok());
+  TakeUpdate(1, {a_.get(), b_.get()});
+  a_->ExpectOpened(2);
+  b_->ExpectOpened(2);
+  ASSERT_TRUE(a_->SubmitRandom(2, 1).ok());
+  ASSERT_TRUE(b_->SubmitRandom(2, 2).ok());
+  TakeUpdate(2, {a_.get(), b_.get()});
+  EXPECT_EQ(ReasonOf(Pause(host(), "").status()), "RUN_FINISHED");
+}
+
 TEST_F(AdminTest, RefusalsNameFieldLimitAndValue) {
   Begin();
   EXPECT_THAT(Drain(host(), "c").status(),
@@ -248,6 +329,8 @@ TEST_F(AdminTest, RefusalsNameFieldLimitAndValue) {
   EXPECT_THAT(std::string(Evict(host(), "a", std::string(300, 'x')).message()),
               HasSubstr("reason has 300 bytes; it has 0 to 256"));
   EXPECT_TRUE(Admit(host(), "a").ok());  // nothing was said of it
+  EXPECT_THAT(std::string(Pause(host(), std::string(300, 'x')).status().message()),
+              HasSubstr("reason has 300 bytes; it has 0 to 256"));
 }
 
 // AdminService on the wire.

@@ -10,9 +10,10 @@
 //   waiting NODE TEXT           complete NODE DIGEST  refuse NODE TEXT   abstain NODE TEXT
 //   drain NODE TEXT             evict NODE TEXT       admit NODE
 //   leave NODE                  persist               (the round being committed)
+//   hold TEXT                   release               (an operator pauses the run, and resumes it)
 //   tick MS [beating=a,b]       (ticks of 100 ms; the nodes named send heartbeats)
 //   pause MS                    (one tick after a gap)
-//   resume ROUND MEMBERS NODES [drained=a:LAST_ROUND,...] [evicted=b,...]
+//   resume ROUND MEMBERS NODES [drained=a:LAST_ROUND,...] [evicted=b,...] [held=TEXT]
 //                               (the first command after spec: a run that a store kept)
 // Output: the effects in order, each with its time, then the sentence that Decide gives.
 #include <gtest/gtest.h>
@@ -77,6 +78,8 @@ class Scenario {
       now_ms_ += Number(words.at(1));
       return Step(Ticked{}, out);
     }
+    if (verb == "hold") return Step(RunPaused{line.substr(std::min<size_t>(line.size(), 5))}, out);
+    if (verb == "release") return Step(RunUnpaused(), out);
     if (verb == "persist") return Step(RoundPersisted{machine_->committing_round()}, out);
     Step(Event(verb, words, line), out);
   }
@@ -92,6 +95,7 @@ class Scenario {
 
   void Spec(const std::vector<std::string>& words) {
     RoundSettings settings;
+    settings.run = "r";
     settings.steps = 100;
     settings.quorum = 0;
     for (size_t i = 1; i < words.size(); ++i) {
@@ -143,6 +147,11 @@ class Scenario {
 
   void AddPolicies(const std::string& word, RunResumed* event) {
     const std::pair<std::string, std::string> field = absl::StrSplit(word, '=');
+    if (field.first == "held") {
+      event->paused = true;
+      event->pause_reason = field.second;
+      return;
+    }
     const bool drained = field.first == "drained";
     for (absl::string_view one : absl::StrSplit(field.second, ',')) {
       const std::vector<std::string> parts = absl::StrSplit(one, ':');

@@ -89,7 +89,8 @@ void PickFaults(Random* random, Plan* plan) {
                               &plan->partition,
                               &plan->leave,
                               &plan->drain,
-                              &plan->evict};
+                              &plan->evict,
+                              &plan->pause_run};
   for (bool* kind : kinds) *kind = random->Chance(on);
   *Pick<bool*>(random, kinds) = true;
   // In deterministic mode who contributes is part of the result.
@@ -208,7 +209,8 @@ std::string Describe(const Plan& plan) {
       {"partitions", plan.partition},
       {"leaves", plan.leave},
       {"drains", plan.drain},
-      {"evictions", plan.evict}};
+      {"evictions", plan.evict},
+      {"paused runs", plan.pause_run}};
   if (plan.keep_rounds != 0) {
     absl::StrAppend(&line, " keeps ", plan.keep_rounds, " rounds,");
   }

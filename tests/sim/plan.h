@@ -48,6 +48,7 @@ struct Plan {
   // An operator's, taken back after a while.
   bool drain = false;
   bool evict = false;
+  bool pause_run = false;
   // Of rounds, in thousandths: some node's gradient is not a number; its contribution is spoilt on
   // the way out; all nodes' are not numbers.
   int abstain_permille = 0;

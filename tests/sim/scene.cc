@@ -29,6 +29,10 @@ void Scene::Record(const Event& event) {
 }
 
 void Scene::CheckPromises(const Event& durable) {
+  const auto paused = out_from_.find("");
+  if (paused != out_from_.end() && durable.round >= paused->second) {
+    Fail(absl::StrCat("round ", durable.round, " is committed in a pause"));
+  }
   for (const v1::IncludedContribution& included : durable.record->included()) {
     const auto promised = out_from_.find(included.node());
     if (promised == out_from_.end() || durable.round < promised->second) continue;

@@ -28,6 +28,7 @@ class Scene {
   void Record(const Event& event);
   // What an operator was promised: no update from this round on has a contribution of the node.
   void PromiseOut(const std::string& node, uint64_t from_round) { out_from_[node] = from_round; }
+  // Of an empty name: no round is committed from this one on.
   void EndPromise(const std::string& node) { out_from_.erase(node); }
   // Whether the faults have ended: the network is good from then on.
   bool healed() const { return world.NowMs() >= plan.faults_end_ms; }

@@ -47,7 +47,7 @@ TEST_F(SimTest, AThousandSeeds) {
   }
   std::printf(
       "seeds from %llu on: contributions included %llu, left out %llu, dropped %llu; "
-      "drained, evicted, admitted %llu; started from snapshots %llu\n",
+      "drained, evicted, admitted, paused, resumed %llu; started from snapshots %llu\n",
       static_cast<unsigned long long>(first), static_cast<unsigned long long>(included),
       static_cast<unsigned long long>(left_out), static_cast<unsigned long long>(dropped),
       static_cast<unsigned long long>(orders), static_cast<unsigned long long>(fetched));

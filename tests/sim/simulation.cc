@@ -34,11 +34,17 @@ class Simulation {
   void FaultOfNode(Node* node);
   void Heal();
   void KeepUp();
-  // An operator's word about a node, said until it is heard or another one follows it.
-  enum class Order { kDrain, kEvict, kAdmit };
+  // An operator's word about a node, or about the run (an empty name), said until it is heard or
+  // another one follows it.
+  enum class Order { kDrain, kEvict, kAdmit, kPause, kResume };
+  static Order Opposite(Order order) {
+    return order == Order::kPause ? Order::kResume : Order::kAdmit;
+  }
+  void SayForAWhile(Order order, const std::string& node);
   void Say(Order order, const std::string& node);
   void Deliver(Order order, const std::string& node, uint64_t number);
   absl::Status Carry(Coordinator& host, Order order, const std::string& node);
+  absl::Status CarryPause(Coordinator& host, Order order);
   bool Finished() const;
   std::string Where() const;
   void CheckEnd();
@@ -88,7 +94,7 @@ void Simulation::ScheduleFault() {
 void Simulation::Fault() {
   const int64_t nodes = static_cast<int64_t>(nodes_.size());
   const int64_t whom = world_.random().Between(0, nodes);
-  if (whom == nodes) return FaultOfCoordinator(world_.random().Between(0, 3));
+  if (whom == nodes) return FaultOfCoordinator(world_.random().Between(0, 4));
   FaultOfNode(nodes_[static_cast<size_t>(whom)].get());
 }
 
@@ -109,6 +115,8 @@ void Simulation::FaultOfCoordinator(int64_t kind) {
   } else if (kind == 3 && plan.store_faults) {
     world_.Trace("store", "is full");
     coordinator_.store().FillFor(random.Between(1, kDiskFullMsMax));
+  } else if (kind == 4 && plan.pause_run) {
+    SayForAWhile(Order::kPause, "");
   }
 }
 
@@ -149,20 +157,24 @@ void Simulation::FaultOfNode(Node* node) {
     default: {
       if (!plan.drain && !plan.evict) return;
       const bool drains = plan.drain && (!plan.evict || random.Chance(500));
-      Say(drains ? Order::kDrain : Order::kEvict, node->name());
+      SayForAWhile(drains ? Order::kDrain : Order::kEvict, node->name());
       // Meanwhile the site is at rest, or goes on as if nothing had been said.
       if (drains && random.Chance(500) && node->agent_up()) node->CrashTrainer();
-      const auto admit = [this, node, number = orders_] {
-        if (last_order_[node->name()] == number) Say(Order::kAdmit, node->name());
-      };
-      world_.After(world_.random().Between(1, 2 * kDownMsMax), admit);
       return come_back();
     }
   }
 }
 
+void Simulation::SayForAWhile(Order order, const std::string& node) {
+  Say(order, node);
+  const auto take_back = [this, order, node, number = orders_] {
+    if (last_order_[node] == number) Say(Opposite(order), node);
+  };
+  world_.After(world_.random().Between(1, 2 * kDownMsMax), take_back);
+}
+
 void Simulation::Say(Order order, const std::string& node) {
-  const char* const words[] = {"drain", "evict", "admit"};
+  const char* const words[] = {"drain", "evict", "admit", "pause", "resume"};
   world_.Trace("operator", absl::StrCat(words[static_cast<int>(order)], " ", node));
   scene_.EndPromise(node);
   last_order_[node] = ++orders_;
@@ -185,6 +197,7 @@ void Simulation::Deliver(Order order, const std::string& node, uint64_t number) 
 }
 
 absl::Status Simulation::Carry(Coordinator& host, Order order, const std::string& node) {
+  if (order == Order::kPause || order == Order::kResume) return CarryPause(host, order);
   if (order == Order::kAdmit) {
     v1::AdmitNodeRequest request;
     request.set_node(node);
@@ -211,6 +224,19 @@ absl::Status Simulation::Carry(Coordinator& host, Order order, const std::string
   return absl::OkStatus();
 }
 
+absl::Status Simulation::CarryPause(Coordinator& host, Order order) {
+  absl::Status done;
+  if (order == Order::kResume) {
+    done = host.ResumeRun(v1::ResumeRunRequest()).status();
+  } else if (const auto paused = host.PauseRun(v1::PauseRunRequest()); paused.ok()) {
+    const uint64_t committed = host.Look().machine.committed_round();
+    scene_.PromiseOut("", std::max(paused->last_round(), committed) + 1);
+  } else {
+    done = paused.status();
+  }
+  return absl::IsFailedPrecondition(done) ? absl::OkStatus() : done;  // the run is finished
+}
+
 void Simulation::Heal() {
   world_.Trace("world", "the faults have ended");
   // A write that was to be the last one would come after the end of the faults.
@@ -219,6 +245,7 @@ void Simulation::Heal() {
   for (const std::unique_ptr<Node>& node : nodes_) {
     if (last_order_.count(node->name()) != 0) Say(Order::kAdmit, node->name());
   }
+  if (last_order_.count("") != 0) Say(Order::kResume, "");
   KeepUp();
 }
 
