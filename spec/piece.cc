@@ -185,6 +185,11 @@ void PieceWriter::AppendValues(uint64_t chunk, absl::Span<const float> values,
   AppendNumbers(numbers_, values, draws, &body_);
 }
 
+void PieceWriter::AppendCoded(uint64_t chunk, absl::string_view bytes) {
+  Begin(chunk, bytes.size());
+  body_.insert(body_.end(), bytes.begin(), bytes.end());
+}
+
 void PieceWriter::Close() {
   if (next_chunk_ == first_chunk_) return;  // a chunk may have no byte, so bytes do not tell
   std::string piece(kMagic);

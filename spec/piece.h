@@ -91,6 +91,8 @@ class PieceWriter {
   // Of layouts with a number format: all values of the chunk, row-major. `draws`: AppendNumbers.
   void AppendValues(uint64_t chunk, absl::Span<const float> values,
                     absl::Span<const float> draws = {});
+  // A chunk that is coded already, of any layout.
+  void AppendCoded(uint64_t chunk, absl::string_view bytes);
   // The finished pieces. The writer is empty afterwards.
   std::vector<std::string> Finish();
 

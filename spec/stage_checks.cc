@@ -158,6 +158,11 @@ absl::Status CheckOuterStep(const v1::RunSpec& spec) {
   if (outer.has_bound() && !(outer.bound() >= 0)) {
     return Refuse("outer.bound", outer.bound(), "give a number above 0, or 0 for the largest |c|");
   }
+  if (random && outer.bound() == 0 && spec.placement() == v1::PLACEMENT_REPLICATED) {
+    return Refuse("outer.bound", 0,
+                  "the largest |c| of a tensor is known to no single rank; give a bound, or "
+                  "PLACEMENT_HOSTED");
+  }
   const float last = RoundLearningRate(spec, Rounds(spec));
   for (const float gamma : {spec.optimizer().lr(), last}) {
     ISTHMUS_RETURN_IF_ERROR(

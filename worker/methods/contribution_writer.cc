@@ -43,6 +43,19 @@ absl::Status CheckMayEncode(uint64_t round, bool pending_already, size_t pending
                                                    kPendingRoundsMax, ", settle the oldest"));
 }
 
+absl::Status CheckPendingPieces(const HeldBlocks& held, const std::vector<std::string>& pieces) {
+  const Grid& grid = held.grid();
+  for (const std::string& bytes : pieces) {
+    ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(grid, bytes));
+    ISTHMUS_RETURN_IF_ERROR(ForEachChunk(grid, piece, [&](uint64_t chunk, const Components&) {
+      if (held.Find(grid.BlockOfChunk(chunk)) != nullptr) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          absl::StrCat("a pending piece has ", grid.Describe(chunk), ", which is not held"));
+    }));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status NonFiniteGradient(absl::string_view tensor, uint64_t element, float value) {
   return absl::InvalidArgumentError(
       absl::StrCat("the gradient of '", tensor, "' is ", value, " at element ", element,

@@ -27,6 +27,10 @@ absl::StatusOr<MethodParts> MakeMethodParts(const MethodOptions& options,
 // FAILED_PRECONDITION or RESOURCE_EXHAUSTED as Method::Encode says.
 absl::Status CheckMayEncode(uint64_t round, bool pending_already, size_t pending_rounds);
 
+// INVALID_ARGUMENT: a piece of a restored contribution that cannot be given back, since it cannot
+// be read or is of blocks that are not held.
+absl::Status CheckPendingPieces(const HeldBlocks& held, const std::vector<std::string>& pieces);
+
 // INVALID_ARGUMENT: the sentence about a value that is not finite.
 absl::Status NonFiniteGradient(absl::string_view tensor, uint64_t element, float value);
 

@@ -154,15 +154,7 @@ absl::Status DemoShard::SetState(MethodState state) {
   }
   std::map<uint64_t, Pending> pending;
   for (PendingContribution& sent : state.pending) {
-    // To give one back, all of its pieces must be readable and of blocks that are held.
-    for (const std::string& bytes : sent.pieces) {
-      ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(grid(), bytes));
-      ISTHMUS_RETURN_IF_ERROR(ForEachChunk(grid(), piece, [&](uint64_t chunk, const Components&) {
-        if (held_->Find(grid().Place(chunk).block) != nullptr) return absl::OkStatus();
-        return absl::InvalidArgumentError(
-            absl::StrCat("a pending piece has ", grid().Describe(chunk), ", which is not held"));
-      }));
-    }
+    ISTHMUS_RETURN_IF_ERROR(CheckPendingPieces(*held_, sent.pieces));
     pending[sent.round] = {std::move(sent.pieces), sent.decay};
   }
   std::vector<std::vector<float>> residual = std::move(state.residual);

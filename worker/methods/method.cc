@@ -5,11 +5,31 @@
 #include "base/status_macros.h"
 #include "worker/methods/demo_shard.h"
 #include "worker/methods/gradient_shard.h"
+#include "worker/methods/outer_shard.h"
 
 namespace isthmus {
 
+MethodState Method::State() const {
+  MethodState state;
+  state.step = step_.state();
+  return state;
+}
+
+Sections Method::StateSections(const std::vector<TensorPart<const float>>& parameters) const {
+  Sections sections(1);
+  for (const TensorPart<const float>& part : parameters) sections[0].push_back(part.data);
+  if (!step_.has_moments()) return sections;
+  sections.emplace_back(step_.first_moments().begin(), step_.first_moments().end());
+  sections.emplace_back(step_.second_moments().begin(), step_.second_moments().end());
+  return sections;
+}
+
 absl::StatusOr<std::unique_ptr<Method>> MakeMethod(
     const MethodOptions& options, const std::vector<TensorPart<const float>>& parts) {
+  if (options.outer.has_value()) {
+    ISTHMUS_ASSIGN_OR_RETURN(OuterShard shard, OuterShard::Make(options, parts));
+    return std::unique_ptr<Method>(new OuterShard(std::move(shard)));
+  }
   if (options.codec.kind() == v1::CODEC_KIND_DEMO) {
     ISTHMUS_ASSIGN_OR_RETURN(DemoShard shard, DemoShard::Make(options, parts));
     return std::unique_ptr<Method>(new DemoShard(std::move(shard)));

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "spec/grid.h"
@@ -29,7 +30,9 @@ struct MethodOptions {
   const Grid* grid = nullptr;   // outlives the method
   v1::CodecSpec codec;          // complete (CompleteRunSpec); its kind chooses the method
   v1::OptimizerSpec optimizer;  // complete
-  size_t piece_bytes_max = 0;   // 0: kPieceBytesMax
+  // The complete spec of a run with an outer optimizer, which is then all that counts.
+  absl::optional<v1::RunSpec> outer;
+  size_t piece_bytes_max = 0;  // 0: kPieceBytesMax
   int threads = 1;
 };
 
@@ -40,12 +43,27 @@ struct PendingContribution {
   std::vector<std::string> pieces;  // as sent
 };
 
+// Local steps behind a delta, and the tokens they read on this rank.
+struct LocalWork {
+  uint64_t steps = 0;
+  uint64_t tokens = 0;
+};
+
 // What a checkpoint holds of a method. Vectors over parts are in the order of MakeMethod.
 struct MethodState {
   std::vector<std::vector<float>> residual;  // none where the method keeps none
   std::vector<PendingContribution> pending;  // ascending by round
-  StepState step;
+  StepState step;                            // of an outer step: its arrays and powers
+  // With an outer optimizer, where the parameters hold work that is carried: x and that work.
+  std::vector<std::vector<float>> x;
+  LocalWork work;
+  uint32_t carried_rounds = 0;
 };
+
+// The replicated state: x, then what the step carries from round to round. [section][part]
+using Sections = std::vector<std::vector<absl::Span<const float>>>;
+
+class OuterShard;
 
 class Method {
  public:
@@ -71,8 +89,21 @@ class Method {
   // A copy of all that a later process needs to go on as this one would, and the way back.
   // Gradients that `none` holds between Encode and Apply are left out: a step begins with Encode.
   // INVALID_ARGUMENT: a state of other parts.
-  virtual MethodState State() const { return {{}, {}, step_.state()}; }
+  virtual MethodState State() const;
   virtual absl::Status SetState(MethodState state) { return step_.SetState(std::move(state.step)); }
+
+  // The parameters are those of a committed round, from wherever they came: the run's x.
+  // INVALID_ARGUMENT: other parts.
+  virtual absl::Status StartAt(const std::vector<TensorPart<const float>>&) {
+    return absl::OkStatus();
+  }
+  // Views of the replicated state, valid until the next call that changes it. `parameters`: all
+  // parts, in the order of MakeMethod.
+  virtual Sections StateSections(const std::vector<TensorPart<const float>>& parameters) const;
+  // The step's own state: sections 1 and 2, and the running products.
+  virtual StepState step_state() const { return step_.state(); }
+  // Null: a method of every step.
+  virtual OuterShard* outer() { return nullptr; }
 
   // Whether it matters later what this node sent: a node that starts again from an older state must
   // then compute its lost contributions anew, or do without what they left behind.

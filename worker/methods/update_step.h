@@ -30,7 +30,8 @@ namespace isthmus {
 struct UpdateRates {
   float lr = 0;
   float weight_decay = 0;
-  float norm = 0;  // of the merged values
+  float norm = 0;      // of the merged values
+  uint64_t round = 0;  // of an outer run: random signs depend on it
 };
 
 // What the step carries from update to update: replicated state, as the parameters are.
