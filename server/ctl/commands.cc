@@ -57,6 +57,8 @@ constexpr Known kCommands[] = {
      "the newest rounds (--limit), and who was in them"},
     {"rounds watch", Command::kRoundsWatch, Takes::kRun,
      "a line for every change; ends when the run is finished"},
+    {"presets", Command::kPresets, Takes::kNothing,
+     "the methods that a run spec may name, with their papers and values"},
     {"version", Command::kVersion, Takes::kNothing, "the version of isthmusctl"},
     {"help", Command::kHelp, Takes::kNothing, "this text"},
 };

@@ -23,6 +23,7 @@ enum class Command {
   kNodesAdmit,
   kRoundsList,
   kRoundsWatch,
+  kPresets,
 };
 
 struct Request {

@@ -25,6 +25,7 @@
 #include "server/ctl/commands.h"
 #include "server/ctl/deeds.h"
 #include "server/ctl/export.h"
+#include "server/ctl/presets.h"
 #include "server/ctl/render.h"
 #include "server/version.h"
 #include "transport/addresses.h"
@@ -263,6 +264,7 @@ int Main(int argc, char** argv) {
   if (request->command == Command::kVersion) {
     return Print(absl::StrCat("isthmusctl ", kServerVersion, "\n")).ok() ? 0 : kExitRefused;
   }
+  if (request->command == Command::kPresets) return Print(PresetsText()).ok() ? 0 : kExitRefused;
   if (request->command == Command::kCheckpointExport && absl::GetFlag(FLAGS_out).empty()) {
     return Fail(kExitFlags, "--out is empty; name the file to write, such as model.safetensors");
   }

@@ -5,6 +5,7 @@
 #include "absl/time/time.h"
 #include "server/ctl/commands.h"
 #include "server/ctl/deeds.h"
+#include "server/ctl/presets.h"
 #include "server/ctl/render.h"
 #include "server/ctl/summary.h"
 #include "server/ctl/table.h"
@@ -55,6 +56,14 @@ TEST(Commands, KnownOnesWithAndWithoutARun) {
               HasSubstr("'x' is one too many"));
   EXPECT_THAT(std::string(ReadRequest({"runs", "show", "a", "b"}).status().message()),
               HasSubstr("'b' is one too many"));
+}
+
+TEST(Presets, EachIsShownWithItsPaperAndFieldsToCopy) {
+  const std::string text = PresetsText();
+  EXPECT_THAT(text, HasSubstr("\ndiloco  (DiLoCo, arXiv 2311.08105)\n"));
+  EXPECT_THAT(text, HasSubstr("\n    source: SOURCE_PARAM_DELTA\n"
+                              "    schedule { local_steps: 500 }\n"));
+  EXPECT_THAT(text, HasSubstr("\n    outer { kind: OUTER_KIND_NESTEROV lr: 0.7 momentum: 0.9 }\n"));
 }
 
 TEST(Commands, SomeAreAboutANode) {
