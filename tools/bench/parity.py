@@ -18,7 +18,6 @@ import json
 import pathlib
 import sys
 import tempfile
-import time
 
 import matplotlib
 import matplotlib.pyplot as pyplot
@@ -26,22 +25,17 @@ import matplotlib.pyplot as pyplot
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import training  # noqa: E402
 from demo import unpack_text  # noqa: E402
-from demo_cluster import Cluster, MetricsTail, programs  # noqa: E402
+from demo_cluster import programs  # noqa: E402
+from training import SEEDS, STEPS, TOKENS_A_STEP, TUNE_SEED  # noqa: E402
 
 matplotlib.use("Agg")
 
-NODES = {"frankfurt": 1, "virginia": 1}
-SEQUENCES_PER_NODE = 4
-CONTEXT = 128
-TOKENS_A_STEP = len(NODES) * SEQUENCES_PER_NODE * CONTEXT
-STEPS = 2012  # 2.06 million tokens
 EVAL_EVERY = 100
-SEEDS = (1, 2, 3)
 
 # The tuning: every method gets the same number of points and of tokens, and one seed that the
 # benchmark does not use. All else is equal or fixed by the method.
-TUNE_SEED = 101
 GRID = {
     "full": (0.0015, 0.003, 0.006, 0.009),
     "demo": (0.002, 0.003, 0.004, 0.006),
@@ -55,66 +49,20 @@ PARAMETERS_MIN = 800_000
 # At the end both must still improve, or stand within this of their best.
 AT_BEST = 1.01
 
-SPEC = """\
-run: "parity"
-seed: {seed}
-steps: {steps}
-preset: "{preset}"
-nodes {{ name: "frankfurt" }}
-nodes {{ name: "virginia" }}
-model {{ layers: 4 heads: 4 width: 128 context: {context} vocab: 256 }}
-data {{ sequences_per_node: {sequences} heldout_permille: 50 eval_sequences: 64
-       eval_every: {every} }}
-optimizer {{ lr: {lr} warmup_steps: {warmup} lr_final_ratio: 0.05 clip_norm: 1.0 }}
-"""
-
 
 def train(binaries, text, preset, lr, seed, steps):
-    """One run through the whole system. Returns its curve [(tokens, held-out loss)] and summary."""
-    spec = SPEC.format(
-        seed=seed,
-        steps=steps,
-        preset=preset,
-        context=CONTEXT,
-        sequences=SEQUENCES_PER_NODE,
-        every=EVAL_EVERY,
-        lr=lr,
-        warmup=steps // 20,
+    """One run. Returns its curve [(tokens, held-out loss)] and summary."""
+    run = training.train(
+        binaries, text, f'preset: "{preset}"', lr, seed, steps=steps, every=EVAL_EVERY
     )
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="isthmus-parity-") as folder:
-        # Losses are what counts here: gigabytes of dense updates need not reach the disk.
-        cluster = Cluster(binaries, folder, spec, NODES, durable=False)
-        tail = MetricsTail(cluster.metrics_file("frankfurt", 0))
-        lines = []
-        try:
-            cluster.start(text)
-            while not cluster.trainers_done():
-                cluster.check()
-                lines += tail.new_lines()
-                time.sleep(0.2)
-            lines += tail.new_lines()
-            summaries = cluster.summaries()
-        finally:
-            cluster.stop()
-    states = {summary["state_sha256"] for summary in summaries.values()}
-    if len(states) != 1:
-        raise SystemExit(f"the nodes of a {preset} run ended with different states: {states}")
-    summary = summaries["frankfurt"]
-    curve = [(0, summary["start_loss"])]
-    curve += [
-        (line["step"] * TOKENS_A_STEP, line["val_loss"])
-        for line in lines
-        if line.get("val_loss") is not None
-    ]
     print(
-        f"{preset:5} lr {lr:<6} seed {seed:<3} held-out {summary['val_loss']:.4f}"
-        f"  best {min(loss for _, loss in curve):.4f}"
-        f"  {summary['up_bytes_per_round']:.0f} bytes up a round"
-        f"  {time.monotonic() - started:.0f} s",
+        f"{preset:5} lr {lr:<6} seed {seed:<3} held-out {run.val:.4f}"
+        f"  best {run.best():.4f}"
+        f"  {run.summary['up_bytes_per_round']:.0f} bytes up a round"
+        f"  {run.seconds:.0f} s",
         flush=True,
     )
-    return curve, summary
+    return [(tokens, loss) for tokens, _, loss in run.curve], run.summary
 
 
 def tune(binaries, text, steps):

@@ -71,6 +71,20 @@ BENCHMARKS = {
         timeout_min=60,
         about="held-out loss of demo beside AdamW on the full gradient, same tokens, three seeds",
     ),
+    "sign_momentum": Benchmark(
+        script="sign_momentum.py",
+        targets=["//:coordinator", "//:agent", "//:trainer"],
+        environment="plots",
+        timeout_min=120,
+        about="held-out loss of sign momentum with local steps beside others and AdamW, 3 seeds",
+    ),
+    "presets": Benchmark(
+        script="presets.py",
+        targets=["//:coordinator", "//:agent", "//:trainer", "//tools/wan:relay"],
+        environment="plots",
+        timeout_min=120,
+        about="every preset: held-out loss, bytes a token, time at 10 Mbit/s",
+    ),
     "durability": Benchmark(
         script="durability.py",
         targets=["//bench:rounds"],
