@@ -8,6 +8,7 @@
 #include "base/crc32c.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "kernels/trits.h"
 #include "spec/stages.h"
 
 namespace isthmus {
@@ -35,6 +36,11 @@ uint32_t PieceCrc(absl::string_view header, absl::string_view body) {
   return Crc32c(body, Crc32c(header.substr(0, kCrcAt)));
 }
 
+// Signs of updates, whose chunks need not all have one length.
+bool IsEntropyCoded(v1::PayloadCodec layout, const NumberSettings& numbers) {
+  return layout == v1::PAYLOAD_CODEC_REPLY && numbers.format == NumberFormat::kTernary;
+}
+
 bool HasNumbers(v1::PayloadCodec layout) {
   return layout == v1::PAYLOAD_CODEC_NUMBERS || layout == v1::PAYLOAD_CODEC_REPLY;
 }
@@ -59,10 +65,11 @@ NumberSettings LayoutNumbers(const Grid& grid, v1::PayloadCodec layout) {
 }
 
 size_t FixedChunkBytes(const Grid& grid, v1::PayloadCodec layout, uint64_t chunk) {
-  ISTHMUS_CHECK(layout != v1::PAYLOAD_CODEC_MERGED_F32);
+  const NumberSettings numbers = LayoutNumbers(grid, layout);
+  ISTHMUS_CHECK(layout != v1::PAYLOAD_CODEC_MERGED_F32 && !IsEntropyCoded(layout, numbers));
   const ChunkPlace place = grid.Place(chunk);
   if (!HasNumbers(layout)) return ContributionChunkBytes(place.shape, place.k);
-  return NumberBytes(LayoutNumbers(grid, layout), place.shape.elements());
+  return NumberBytes(numbers, place.shape.elements());
 }
 
 absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
@@ -119,6 +126,9 @@ absl::Status ChunkReader::Read(Components* components) {
   if (!HasNumbers(codec_)) return ReadMergedChunk(place.shape, &rest_, components);
   components->index.clear();
   components->value.resize(place.shape.elements());
+  if (IsEntropyCoded(codec_, numbers_)) {
+    return ReadTrits(&rest_, absl::MakeSpan(components->value));
+  }
   return ReadNumbers(numbers_, &rest_, absl::MakeSpan(components->value));
 }
 
@@ -181,6 +191,11 @@ void PieceWriter::AppendValues(uint64_t chunk, absl::Span<const float> values,
                                absl::Span<const float> draws) {
   ISTHMUS_CHECK(HasNumbers(codec_));
   ISTHMUS_CHECK(values.size() == grid_->Place(chunk).shape.elements());
+  if (IsEntropyCoded(codec_, numbers_)) {
+    std::vector<char> coded;
+    AppendTrits(values, &coded);
+    return AppendCoded(chunk, {coded.data(), coded.size()});
+  }
   Begin(chunk, NumberBytes(numbers_, values.size()));
   AppendNumbers(numbers_, values, draws, &body_);
 }

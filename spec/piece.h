@@ -8,7 +8,8 @@
 //   bytes 12-15  number of chunks, at least 1
 //   bytes 16-19  CRC-32C of bytes 0-15 and of the body
 //   bytes 20-    the chunks as in kernels/chunk.h, or, of layouts 3 and 4, kernels/number_format.h
-//                with codec.numbers and codec.reply: the chunk's values in row-major order
+//                with codec.numbers and codec.reply (TERNARY of layout 4: kernels/trits.h): the
+//                chunk's values in row-major order
 //
 // At most kPieceBytesMax. Contributions and updates have digests that do not depend on how they
 // were cut into pieces: SHA-256 over the blocks' SHA-256 (of their coded chunks) in block order.
@@ -46,7 +47,8 @@ v1::PayloadCodec ContributionLayout(const v1::CodecSpec& codec);
 v1::PayloadCodec UpdateLayout(const v1::CodecSpec& codec);
 // Number format of a layout that has one (NUMBERS, REPLY).
 NumberSettings LayoutNumbers(const Grid& grid, v1::PayloadCodec layout);
-// Coded bytes of a chunk in any layout but MERGED_F32, where it depends on the values.
+// Coded bytes of a chunk in any layout but those where they depend on the values: MERGED_F32, and
+// updates in NUMBER_FORMAT_TERNARY.
 size_t FixedChunkBytes(const Grid& grid, v1::PayloadCodec layout, uint64_t chunk);
 
 // Reads the chunks of an opened piece one after the other.

@@ -107,6 +107,33 @@ Grid FlatGrid(v1::NumberFormat contributions, v1::NumberFormat updates) {
   return *std::move(grid);
 }
 
+TEST(PieceTest, UpdatesOfSignsAreEntropyCoded) {
+  const Grid grid = FlatGrid(v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_TERNARY);
+  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_REPLY, 300);
+  const auto value = [](uint64_t chunk, uint32_t i) {
+    return static_cast<float>((chunk + i) % 7 == 0) - static_cast<float>((chunk + i) % 7 == 3);
+  };
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+    std::vector<float> values(grid.Place(chunk).shape.elements());
+    for (uint32_t i = 0; i < values.size(); ++i) values[i] = value(chunk, i);
+    writer.AppendValues(chunk, values);
+  }
+  const std::vector<std::string> pieces = writer.Finish();
+  uint64_t next = 0;
+  for (const std::string& bytes : pieces) {
+    const auto piece = OpenPiece(grid, bytes);
+    ASSERT_TRUE(piece.ok()) << piece.status();
+    const auto same = [&](uint64_t chunk, const Components& read) {
+      EXPECT_EQ(chunk, next++);
+      for (uint32_t i = 0; i < read.value.size(); ++i) EXPECT_EQ(read.value[i], value(chunk, i));
+      return absl::OkStatus();
+    };
+    EXPECT_TRUE(ForEachChunk(grid, *piece, same).ok());
+  }
+  EXPECT_EQ(next, grid.chunks());
+  EXPECT_TRUE(Digest(grid, pieces).ok());
+}
+
 // Whole values, which f32, bf16 and sign1 give back as they were, or as signs.
 TEST(PieceTest, NumbersRoundTripAtEveryCut) {
   const Grid grid = FlatGrid(v1::NUMBER_FORMAT_SIGN1, v1::NUMBER_FORMAT_BF16);
