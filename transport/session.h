@@ -32,6 +32,12 @@ struct CommittedUpdate {
   bool own_included = false;  // as an agent says to its ranks (WatchUpdatesResponse.own_included)
 };
 
+// What a contribution was made from.
+struct Work {
+  uint64_t tokens = 0;  // of the node; in a rank's part its own
+  uint64_t steps = 1;   // local steps of the node, which all of its ranks take
+};
+
 // A contribution (or a rank's part of one) to send until its round is settled.
 struct Submission {
   uint64_t round = 0;
@@ -42,8 +48,9 @@ struct Submission {
   // The chunks of each piece, in their order, so that pieces that the server holds need not be sent
   // again. Empty: not known, and all are sent.
   std::vector<v1::ChunkRange> piece_ranges;
-  uint64_t tokens = 0;
-  uint64_t steps = 1;
+  v1::PayloadCodec codec = v1::PAYLOAD_CODEC_TOPK_F32;  // of the pieces
+  Work work;
+  uint32_t lr_bits = 0;        // of the round, as RoundOpened gave it; 0: not said
   std::string digest;          // ROLE_NODE
   std::string abstain_reason;  // not empty: nothing to send, and why
 };

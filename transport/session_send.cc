@@ -64,9 +64,10 @@ v1::SubmitHeader SessionImpl::Header(const Submission& submission) {
   header.set_base_round(submission.base_round);
   header.set_incarnation(joined_.incarnation());
   header.set_attempt(submission.attempt);
-  header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
-  header.set_tokens(submission.tokens);
-  header.set_steps(submission.steps);
+  header.set_codec(submission.codec);
+  header.set_tokens(submission.work.tokens);
+  header.set_steps(submission.work.steps);
+  header.set_lr_bits(submission.lr_bits);
   header.set_digest(submission.digest);
   header.set_acknowledged_round(acknowledged_.round);
   told_round_ = acknowledged_.round;

@@ -48,6 +48,7 @@ void AgentImpl::OpenBundle(const v1::RoundOpened& opened) {
   options.round = opened.round();
   options.base_round = opened.base_round();
   options.attempt = joined_->attempt();
+  options.lr_bits = opened.lr_bits();
   options.bytes_max = kOpenContributionBytesMax;
   for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
     options.rank_ranges.push_back(group_->ranges(rank));
@@ -94,7 +95,9 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> AgentImpl::BeginSubmit(
     return good;
   }
   if (header.abstain_reason().empty()) {
-    ISTHMUS_RETURN_IF_ERROR(bundle_->Begin(header.rank(), header.tokens(), header.steps()));
+    const absl::Status begun = bundle_->Begin(header.rank(), {header.tokens(), header.steps()});
+    if (IsFinalRefusal(begun)) RefusePart(bundle_, header.rank(), begun);
+    ISTHMUS_RETURN_IF_ERROR(begun);
   } else {
     ISTHMUS_RETURN_IF_ERROR(bundle_->Abstain(header.rank(), header.abstain_reason()));
     SendAbstention(bundle_);
@@ -144,6 +147,11 @@ absl::Status AgentImpl::CheckHeader(const v1::SubmitHeader& header) const {
         absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()), "; contributions have ",
                      v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32)),
         "WRONG_CODEC");
+  }
+  if (header.lr_bits() != 0 && header.lr_bits() != opened.lr_bits()) {
+    return wrong(absl::StrCat("lr_bits are ", header.lr_bits(), "; the round was opened with ",
+                              opened.lr_bits()),
+                 "WRONG_LR");
   }
   for (const v1::ChunkRange& range : header.ranges()) {
     if (group_->ranges(header.rank()).Contains(range.begin(), range.end())) continue;

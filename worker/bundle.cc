@@ -33,15 +33,21 @@ absl::Status Bundle::Exists(uint32_t rank, absl::string_view what) const {
                     "OTHER_BYTES");
 }
 
-absl::Status Bundle::Begin(uint32_t rank, uint64_t tokens, uint64_t steps) {
+absl::Status Bundle::Begin(uint32_t rank, const Work& work) {
   Part& part = parts_[rank];
   if (part.abstained) return Exists(rank, "has abstained from");
-  if (part.begun && (part.tokens != tokens || part.steps != steps)) {
+  if (part.begun && (part.work.tokens != work.tokens || part.work.steps != work.steps)) {
     return Exists(rank, "said other numbers of tokens or steps for");
   }
+  for (const Part& other : parts_) {
+    if (!other.begun || other.work.steps == work.steps) continue;
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " says ", work.steps,
+                                                   " steps for round ", options_.round, ", rank ",
+                                                   &other - parts_.data(), " ", other.work.steps,
+                                                   "; all ranks of a node take the same steps"));
+  }
   part.begun = true;
-  part.tokens = tokens;
-  part.steps = steps;
+  part.work = work;
   return absl::OkStatus();
 }
 
@@ -151,12 +157,12 @@ std::shared_ptr<Submission> Bundle::Take() {
   submission->attempt = options_.attempt;
   submission->abstain_reason = abstain_reason_;
   if (abstains()) return submission;
-  submission->steps = 0;
+  submission->lr_bits = options_.lr_bits;
   ChunkRanges all;
   std::map<uint64_t, HeldPiece*> pieces;  // over all ranks, ascending
   for (Part& part : parts_) {
-    submission->tokens += part.tokens;
-    submission->steps = std::max(submission->steps, part.steps);
+    submission->work.tokens += part.work.tokens;
+    submission->work.steps = part.work.steps;  // of all of them
     for (const auto& [begin, end] : part.held.list()) ISTHMUS_CHECK(all.Add(begin, end));
     for (auto& [first_chunk, piece] : part.pieces) pieces.emplace(first_chunk, &piece);
   }

@@ -28,6 +28,7 @@ struct BundleOptions {
   uint64_t round = 0;
   uint64_t base_round = 0;
   uint64_t attempt = 0;
+  uint32_t lr_bits = 0;                  // as the round was opened
   std::vector<ChunkRanges> rank_ranges;  // what each rank holds; together the model once
   size_t bytes_max = 0;
 };
@@ -39,8 +40,9 @@ class Bundle {
   uint64_t round() const { return options_.round; }
 
   // A rank begins (again) to send its part. ALREADY_EXISTS: it abstained from the round, or says
-  // other numbers of tokens or steps than before.
-  absl::Status Begin(uint32_t rank, uint64_t tokens, uint64_t steps);
+  // other numbers of tokens or steps than before. INVALID_ARGUMENT: other steps than another
+  // rank's.
+  absl::Status Begin(uint32_t rank, const Work& work);
   // A piece that CheckRankPiece has let through. FAILED_PRECONDITION: chunks of another
   // rank. ALREADY_EXISTS. RESOURCE_EXHAUSTED: more than bytes_max in the round.
   absl::Status Add(uint32_t rank, const PieceView& view, std::string bytes);
@@ -78,8 +80,7 @@ class Bundle {
   struct Part {
     ChunkRanges held;
     std::map<uint64_t, HeldPiece> pieces;  // by first chunk
-    uint64_t tokens = 0;
-    uint64_t steps = 0;
+    Work work;
     bool begun = false;
     bool complete = false;
     bool abstained = false;

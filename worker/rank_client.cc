@@ -49,9 +49,10 @@ class RankClientImpl final : public RankClient, private SessionListener {
   absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply) override;
   absl::StatusOr<std::optional<Next>> WaitNext() override;
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
-              uint64_t tokens) override;
+              const Work& work) override;
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override;
   absl::StatusOr<Update> WaitUpdate() override;
+  bool UpdateReady() override;
   void Acknowledge(const Update& update) override;
   void Checkpointed(uint64_t round) override;
   void ReportState(uint64_t round, const std::string& sha256) override;
@@ -299,6 +300,11 @@ absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
   return TakeUpdate();
 }
 
+bool RankClientImpl::UpdateReady() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ended_.has_value() || !updates_.empty() || finished_round_.has_value();
+}
+
 // Under the mutex.
 RankClient::Update RankClientImpl::TakeUpdate() {
   Update update;
@@ -330,10 +336,11 @@ void RankClientImpl::Send(const v1::RoundOpened& opened, std::shared_ptr<Submiss
 }
 
 void RankClientImpl::Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
-                            uint64_t tokens) {
+                            const Work& work) {
   auto submission = std::make_shared<Submission>();
   submission->pieces = std::move(pieces);
-  submission->tokens = tokens;
+  submission->work = work;
+  submission->lr_bits = opened.lr_bits();
   Send(opened, std::move(submission));
 }
 

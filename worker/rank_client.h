@@ -7,7 +7,7 @@
 //   client->Join(join);
 //   for (;;) {
 //     auto opened = client->WaitOpened(apply);  // nullopt: the run is finished
-//     client->Submit(...);  or  client->Abstain(...);
+//     client->Submit(...);  or  client->Abstain(...);   // or neither: see UpdateReady
 //     auto update = client->WaitUpdate();
 //     ... settle, apply ...
 //     client->Acknowledge(*update);
@@ -70,7 +70,7 @@ class RankClient {
   virtual absl::StatusOr<std::optional<Next>> WaitNext() = 0;
 
   virtual void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
-                      uint64_t tokens) = 0;
+                      const Work& work) = 0;
   virtual void Abstain(const v1::RoundOpened& opened, const std::string& reason) = 0;
   // The next committed update, in order, of this or (after a time away) of earlier rounds.
   // `included` says whether this node's contribution to it was merged.
@@ -79,6 +79,9 @@ class RankClient {
     bool included = false;
   };
   virtual absl::StatusOr<Update> WaitUpdate() = 0;
+  // Whether WaitUpdate would return at once: a rank that still computes for the round that is open
+  // learns that it has closed, or that nothing will come any more.
+  virtual bool UpdateReady() = 0;
   virtual void Acknowledge(const Update& update) = 0;
   // This rank's checkpoint of `round` is on disk, and it would start again from there. The agent is
   // told, at once or as soon as it is there.

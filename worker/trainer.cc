@@ -267,7 +267,7 @@ void Trainer::Send(const RankClient::Next& next, absl::StatusOr<std::vector<std:
     ++summary_.replayed_rounds;
     return;
   }
-  options_.client->Submit(next.opened, *std::move(pieces), data_->tokens_per_step());
+  options_.client->Submit(next.opened, *std::move(pieces), {data_->tokens_per_step(), 1});
 }
 
 absl::Status Trainer::ApplyThrough(uint64_t round) {

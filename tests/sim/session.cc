@@ -191,8 +191,8 @@ v1::SubmitHeader SimSession::Header(const Submission& submission) {
   header.set_attempt(submission.attempt);
   for (const v1::ChunkRange& range : submission.ranges) *header.add_ranges() = range;
   header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
-  header.set_tokens(submission.tokens);
-  header.set_steps(submission.steps);
+  header.set_tokens(submission.work.tokens);
+  header.set_steps(submission.work.steps);
   header.set_digest(submission.digest);
   uint64_t bytes = 0;
   for (const std::string& piece : submission.pieces) bytes += piece.size();

@@ -115,7 +115,7 @@ std::shared_ptr<const Submission> Trainer::Compute() {
   submission->round = round;
   submission->base_round = round_;
   submission->attempt = attempt_;
-  submission->tokens = 64;
+  submission->work.tokens = 64;
   const Plan::Fate fate = scene_->plan.FateOf(number_, round);
   Tensors gradient = Gradient(round);
   if (fate == Plan::Fate::kAbstains) gradient[0][0] = std::numeric_limits<float>::quiet_NaN();

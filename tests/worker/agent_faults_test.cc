@@ -42,32 +42,32 @@ class AgentFaultsTest : public AgentTest {
 
 TEST_F(AgentFaultsTest, AnAgentThatComesBackGetsThePartsAgain) {
   StartTwoNodes();
-  a_[0]->Submit(opened_, Pieces(0, 2, 1), 10);
+  a_[0]->Submit(opened_, Pieces(0, 2, 1), {10, 1});
   ASSERT_TRUE(Eventually([&] { return a_[0]->counters().bytes_up > 0; }));
   KillAgent("a");
   StartAgent("a", 2);
-  a_[1]->Submit(opened_, Pieces(1, 2, 1), 10);
-  b_[0]->Submit(opened_, Pieces(0, 1, 2), 10);
+  a_[1]->Submit(opened_, Pieces(1, 2, 1), {10, 1});
+  b_[0]->Submit(opened_, Pieces(0, 1, 2), {10, 1});
   ExpectAllIncluded();
   EXPECT_GE(a_[0]->counters().resends, 1U);
 }
 
 TEST_F(AgentFaultsTest, AnAgentThatDiesAfterItsContributionCountsOnce) {
   StartTwoNodes();
-  for (uint32_t rank = 0; rank < 2; ++rank) a_[rank]->Submit(opened_, Pieces(rank, 2, 1), 10);
+  for (uint32_t rank = 0; rank < 2; ++rank) a_[rank]->Submit(opened_, Pieces(rank, 2, 1), {10, 1});
   ASSERT_TRUE(CoordinatorSays("waiting for b"));
   KillAgent("a");
   StartAgent("a", 2);
-  b_[0]->Submit(opened_, Pieces(0, 1, 2), 10);
+  b_[0]->Submit(opened_, Pieces(0, 1, 2), {10, 1});
   ExpectAllIncluded();
 }
 
 TEST_F(AgentFaultsTest, AnAgentThatMissedTheCommitKnowsThatItWasIncluded) {
   StartTwoNodes();
-  for (uint32_t rank = 0; rank < 2; ++rank) a_[rank]->Submit(opened_, Pieces(rank, 2, 1), 10);
+  for (uint32_t rank = 0; rank < 2; ++rank) a_[rank]->Submit(opened_, Pieces(rank, 2, 1), {10, 1});
   ASSERT_TRUE(CoordinatorSays("waiting for b"));
   KillAgent("a");
-  b_[0]->Submit(opened_, Pieces(0, 1, 2), 10);
+  b_[0]->Submit(opened_, Pieces(0, 1, 2), {10, 1});
   ASSERT_TRUE(CoordinatorSays("round 2"));
   StartAgent("a", 2);
   ExpectAllIncluded();
@@ -89,7 +89,7 @@ TEST_F(AgentFaultsTest, WithoutItsStateFolderAnAgentDoesNotGuess) {
 
 TEST_F(AgentFaultsTest, ARankThatDisconnectsIsNamedUpstream) {
   StartTwoNodes();
-  b_[0]->Submit(opened_, Pieces(0, 1, 2), 10);
+  b_[0]->Submit(opened_, Pieces(0, 1, 2), {10, 1});
   a_[1].reset();
   EXPECT_TRUE(CoordinatorSays("rank 1 of 2 disconnected"));
   // It comes back, and is named no more.
@@ -97,15 +97,15 @@ TEST_F(AgentFaultsTest, ARankThatDisconnectsIsNamedUpstream) {
   ASSERT_TRUE(a_[1]->Join(Request(1, 2)).ok());
   EXPECT_TRUE(Eventually(
       [&] { return coordinator_->host().WaitingFor().find("disconnected") == std::string::npos; }));
-  a_[0]->Submit(opened_, Pieces(0, 2, 1), 10);
+  a_[0]->Submit(opened_, Pieces(0, 2, 1), {10, 1});
   EXPECT_TRUE(CoordinatorSays("rank 1 of 2 has not sent its part"));
-  a_[1]->Submit(opened_, Pieces(1, 2, 1), 10);
+  a_[1]->Submit(opened_, Pieces(1, 2, 1), {10, 1});
   for (const RankClient::Update& update : Updates(a_)) EXPECT_TRUE(update.included);
 }
 
 TEST_F(AgentFaultsTest, AGroupThatLeavesNamesTheRankThatVanishedFirst) {
   StartTwoNodes();
-  b_[0]->Submit(opened_, Pieces(0, 1, 2), 10);
+  b_[0]->Submit(opened_, Pieces(0, 1, 2), {10, 1});
   // Both ranks live and neither sends, as when one of them hangs.
   EXPECT_TRUE(CoordinatorSays("no rank of 2 has sent its part"));
   a_[1].reset();
@@ -149,7 +149,7 @@ TEST_F(AgentFaultsTest, ACoordinatorThatLostTheRunIsToldToTheRanks) {
   for (uint64_t round = 1; round <= 2; ++round) {
     const v1::RoundOpened opened = Opened(ranks);
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      ranks[rank]->Submit(opened, Pieces(rank, 2, round), 10);
+      ranks[rank]->Submit(opened, Pieces(rank, 2, round), {10, 1});
     }
     Updates(ranks);
   }

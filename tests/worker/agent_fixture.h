@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,10 @@ class CountingHost final : public RoundHost {
   absl::StatusOr<std::unique_ptr<SubmissionSink>> BeginSubmit(
       const v1::SubmitHeader& header) override {
     ++submissions;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      last_header_ = header;
+    }
     return host_->BeginSubmit(header);
   }
   absl::StatusOr<std::shared_ptr<WatchQueue>> Watch(
@@ -76,9 +81,16 @@ class CountingHost final : public RoundHost {
 
   std::atomic<int> submissions{0};
   std::atomic<int> watches{0};
+  // Of the submission that came last.
+  v1::SubmitHeader last_header() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return last_header_;
+  }
 
  private:
   RoundHost* host_;
+  std::mutex mutex_;
+  v1::SubmitHeader last_header_;
 };
 
 // Destruction is a crash, for both.

@@ -82,7 +82,8 @@ TEST_F(AgentJoinTest, ASecondTrainerGroupIsRefusedWhileTheFirstLives) {
   }));
   auto second = JoinAll("a", 2, 'h');
   const v1::RoundOpened opened = Opened(second);
-  for (uint32_t rank = 0; rank < 2; ++rank) second[rank]->Submit(opened, Pieces(rank, 2, 1), 1);
+  for (uint32_t rank = 0; rank < 2; ++rank)
+    second[rank]->Submit(opened, Pieces(rank, 2, 1), {1, 1});
   const auto updates = Updates(second);
   ASSERT_EQ(updates.size(), 2U);
   EXPECT_TRUE(updates[0].included && updates[1].included);

@@ -155,7 +155,7 @@ TEST_F(AgentProcessTest, ExitsWhenItsRanksHaveLeft) {
   const auto process = RunUntilReady("a", {"--exit_when_finished"});
   const auto ranks = JoinAll("a", 1);
   const v1::RoundOpened opened = Opened(ranks);
-  ranks[0]->Submit(opened, Pieces(0, 1, 1), 1);
+  ranks[0]->Submit(opened, Pieces(0, 1, 1), {1, 1});
   Updates(ranks);
   EXPECT_FALSE(ranks[0]->WaitOpened()->has_value());
   ranks[0]->Leave("finished");

@@ -19,8 +19,9 @@ TEST_F(AgentRoundTest, TwoNodesOfTwoAndOneRanksGoThroughARun) {
   for (uint64_t round = 1; round <= 3; ++round) {
     EXPECT_EQ(Opened(a).round(), round);
     const v1::RoundOpened opened = Opened(b);
-    for (uint32_t rank = 0; rank < 2; ++rank) a[rank]->Submit(opened, Pieces(rank, 2, round), 10);
-    b[0]->Submit(opened, Pieces(0, 1, round + 100), 10);
+    for (uint32_t rank = 0; rank < 2; ++rank)
+      a[rank]->Submit(opened, Pieces(rank, 2, round), {10, 1});
+    b[0]->Submit(opened, Pieces(0, 1, round + 100), {10, 1});
     const auto at_a = Updates(a), at_b = Updates(b);
     ASSERT_EQ(at_a.size(), 2U);
     ASSERT_EQ(at_b.size(), 1U);
@@ -70,10 +71,10 @@ TEST_F(AgentRoundTest, TheOrderOfRanksChangesNothing) {
     const auto ranks = JoinAll("a", 2);
     const v1::RoundOpened opened = Opened(ranks);
     const uint32_t first = backwards ? 1 : 0;
-    ranks[first]->Submit(opened, Pieces(first, 2, 5), 10);
+    ranks[first]->Submit(opened, Pieces(first, 2, 5), {10, 1});
     ASSERT_TRUE(Eventually([&] { return ranks[first]->counters().bytes_up > 0; }));
     EXPECT_EQ(coordinator_->counts().submissions, 0);
-    ranks[1 - first]->Submit(opened, Pieces(1 - first, 2, 5), 10);
+    ranks[1 - first]->Submit(opened, Pieces(1 - first, 2, 5), {10, 1});
     const auto updates = Updates(ranks);
     ASSERT_EQ(updates.size(), 2U);
     ASSERT_EQ(updates[0].committed->record.included_size(), 1);
@@ -83,12 +84,53 @@ TEST_F(AgentRoundTest, TheOrderOfRanksChangesNothing) {
   EXPECT_EQ(digests[0], digests[1]);
 }
 
+TEST_F(AgentRoundTest, TheNodeSaysItsTokensStepsAndLearningRate) {
+  StartRun({"a"}, 2);
+  StartAgent("a", 2);
+  const auto ranks = JoinAll("a", 2);
+  v1::RoundOpened opened = Opened(ranks);
+  ranks[0]->Submit(opened, Pieces(0, 2, 1), {30, 1});
+  ranks[1]->Submit(opened, Pieces(1, 2, 1), {40, 1});
+  for (const RankClient::Update& update : Updates(ranks)) EXPECT_TRUE(update.included);
+  const v1::SubmitHeader header = coordinator_->counts().last_header();
+  EXPECT_EQ(header.tokens(), 70U);
+  EXPECT_EQ(header.steps(), 1U);
+  EXPECT_EQ(header.lr_bits(), opened.lr_bits());
+  EXPECT_NE(header.lr_bits(), 0U);
+  // Another rate than the round's is refused at the agent already.
+  opened = Opened(ranks);
+  v1::RoundOpened other = opened;
+  other.set_lr_bits(opened.lr_bits() + 1);
+  ranks[0]->Submit(other, Pieces(0, 2, 2), {30, 1});
+  ranks[1]->Submit(opened, Pieces(1, 2, 2), {30, 1});
+  for (const RankClient::Update& update : Updates(ranks)) {
+    EXPECT_TRUE(update.committed->record.is_void());
+  }
+  EXPECT_THAT(coordinator_->counts().last_header().abstain_reason(), HasSubstr("lr_bits are"));
+}
+
+TEST_F(AgentRoundTest, RanksThatTookOtherStepsAbstainTogether) {
+  StartRun({"a"}, 1);
+  StartAgent("a", 2);
+  const auto ranks = JoinAll("a", 2);
+  const v1::RoundOpened opened = Opened(ranks);
+  EXPECT_FALSE(ranks[0]->UpdateReady());
+  ranks[0]->Submit(opened, Pieces(0, 2, 1), {10, 12});
+  ranks[1]->Submit(opened, Pieces(1, 2, 1), {10, 11});
+  ASSERT_TRUE(Eventually([&] { return ranks[0]->UpdateReady(); }));
+  for (const RankClient::Update& update : Updates(ranks)) {
+    EXPECT_TRUE(update.committed->record.is_void());
+  }
+  EXPECT_THAT(coordinator_->counts().last_header().abstain_reason(),
+              HasSubstr("all ranks of a node take the same steps"));
+}
+
 TEST_F(AgentRoundTest, OneRankAbstainsForTheNode) {
   StartRun({"a"}, 2);
   StartAgent("a", 2);
   const auto ranks = JoinAll("a", 2);
   const v1::RoundOpened opened = Opened(ranks);
-  ranks[0]->Submit(opened, Pieces(0, 2, 1), 10);
+  ranks[0]->Submit(opened, Pieces(0, 2, 1), {10, 1});
   ranks[1]->Abstain(opened, "non-finite gradient in 'h.0.bias'");
   for (const RankClient::Update& update : Updates(ranks)) {
     EXPECT_TRUE(update.committed->record.is_void());
@@ -105,8 +147,8 @@ TEST_F(AgentRoundTest, APieceThatIsNotFiniteIsRefusedAtTheSource) {
   const v1::RoundOpened opened = Opened(ranks);
   std::vector<std::string> pieces = Pieces(0, 2, 1);
   pieces.back() = WithNan(pieces.back());
-  ranks[0]->Submit(opened, pieces, 10);
-  ranks[1]->Submit(opened, Pieces(1, 2, 1), 10);
+  ranks[0]->Submit(opened, pieces, {10, 1});
+  ranks[1]->Submit(opened, Pieces(1, 2, 1), {10, 1});
   for (const RankClient::Update& update : Updates(ranks)) {
     EXPECT_TRUE(update.committed->record.is_void());
     EXPECT_FALSE(update.included);
@@ -114,7 +156,8 @@ TEST_F(AgentRoundTest, APieceThatIsNotFiniteIsRefusedAtTheSource) {
   // Only the abstention went up; the next round is a normal one.
   EXPECT_EQ(coordinator_->counts().submissions, 1);
   const v1::RoundOpened second = Opened(ranks);
-  for (uint32_t rank = 0; rank < 2; ++rank) ranks[rank]->Submit(second, Pieces(rank, 2, 2), 10);
+  for (uint32_t rank = 0; rank < 2; ++rank)
+    ranks[rank]->Submit(second, Pieces(rank, 2, 2), {10, 1});
   for (const RankClient::Update& update : Updates(ranks)) EXPECT_TRUE(update.included);
 }
 
@@ -129,13 +172,13 @@ TEST_F(AgentRoundTest, ARoundThatClosedWithoutTheNodeIsNotIncluded) {
   const v1::RoundOpened opened = Opened(a);
   ASSERT_EQ(opened.round(), 1U);
   const auto b = JoinAll("b", 1);
-  for (uint32_t rank = 0; rank < 2; ++rank) a[rank]->Submit(opened, Pieces(rank, 2, 1), 10);
+  for (uint32_t rank = 0; rank < 2; ++rank) a[rank]->Submit(opened, Pieces(rank, 2, 1), {10, 1});
   for (const RankClient::Update& update : Updates(a)) EXPECT_TRUE(update.included);
   const auto at_b = Updates(b);
   ASSERT_EQ(at_b.size(), 1U);
   EXPECT_FALSE(at_b[0].included);
   // What comes too late is refused, and the round after it goes on.
-  b[0]->Submit(opened, Pieces(0, 1, 1), 10);
+  b[0]->Submit(opened, Pieces(0, 1, 1), {10, 1});
   EXPECT_EQ(Opened(b).round(), 2U);
 }
 

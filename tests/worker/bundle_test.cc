@@ -22,6 +22,7 @@ class BundleTest : public ::testing::Test {
     options.round = 7;
     options.base_round = 6;
     options.attempt = 3;
+    options.lr_bits = 0x3a83126f;
     options.bytes_max = bytes_max;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       options.rank_ranges.push_back(PartOf(grid_, rank, ranks));
@@ -38,7 +39,7 @@ class BundleTest : public ::testing::Test {
     return bundle_->Add(rank, *view, piece);
   }
   void Send(uint32_t rank, uint64_t seed = 1) {
-    ASSERT_TRUE(bundle_->Begin(rank, 100, 1).ok());
+    ASSERT_TRUE(bundle_->Begin(rank, {100, 1}).ok());
     for (const std::string& piece : Pieces(rank, seed)) ASSERT_TRUE(Add(rank, piece).ok());
     ASSERT_TRUE(bundle_->End(rank).ok());
   }
@@ -73,8 +74,8 @@ TEST_F(BundleTest, MakesTheSameContributionForEveryCutAndOrder) {
       EXPECT_EQ(submission->round, 7U);
       EXPECT_EQ(submission->base_round, 6U);
       EXPECT_EQ(submission->attempt, 3U);
-      EXPECT_EQ(submission->tokens, 100U * ranks);
-      EXPECT_EQ(submission->steps, 1U);
+      EXPECT_EQ(submission->work.tokens, 100U * ranks);
+      EXPECT_EQ(submission->work.steps, 1U);
       ASSERT_EQ(submission->ranges.size(), 1U);
       EXPECT_EQ(submission->ranges[0].begin(), 0U);
       EXPECT_EQ(submission->ranges[0].end(), grid_.chunks());
@@ -83,6 +84,25 @@ TEST_F(BundleTest, MakesTheSameContributionForEveryCutAndOrder) {
       EXPECT_EQ(digest, expected);
     }
   }
+}
+
+TEST_F(BundleTest, RanksTakeTheSameStepsAndTheirTokensAdd) {
+  ASSERT_TRUE(bundle_->Begin(0, {100, 12}).ok());
+  const absl::Status other = bundle_->Begin(1, {100, 11});
+  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(other.message()),
+              HasSubstr("rank 1 says 11 steps for round 7, rank 0 12; all ranks"));
+  ASSERT_TRUE(bundle_->Begin(1, {50, 12}).ok());
+  ASSERT_TRUE(bundle_->Begin(0, {100, 12}).ok()) << "again";
+  for (const uint32_t rank : {0U, 1U}) {
+    for (const std::string& piece : Pieces(rank)) ASSERT_TRUE(Add(rank, piece).ok());
+    ASSERT_TRUE(bundle_->End(rank).ok());
+  }
+  const auto submission = bundle_->Take();
+  ASSERT_NE(submission, nullptr);
+  EXPECT_EQ(submission->work.tokens, 150U);
+  EXPECT_EQ(submission->work.steps, 12U);
+  EXPECT_EQ(submission->lr_bits, 0x3a83126fU);
 }
 
 TEST_F(BundleTest, ShowsWhatLacks) {
@@ -94,7 +114,7 @@ TEST_F(BundleTest, ShowsWhatLacks) {
   EXPECT_FALSE(bundle_->Settled(1));
   EXPECT_EQ(bundle_->Lacking(), "rank 1 of 2 has not sent its part");
   Renew(1);
-  ASSERT_TRUE(bundle_->Begin(0, 100, 1).ok());
+  ASSERT_TRUE(bundle_->Begin(0, {100, 1}).ok());
   const std::vector<std::string> pieces = Pieces(0);
   ASSERT_GT(pieces.size(), 1U);
   ASSERT_TRUE(Add(0, pieces[1]).ok());
@@ -108,7 +128,7 @@ TEST_F(BundleTest, TheSameAgainIsTheSameOtherBytesAreRefused) {
   Send(0);
   const std::vector<std::string> others = Pieces(0, 2);
   EXPECT_EQ(Add(0, others[0]).code(), kExists);
-  EXPECT_EQ(bundle_->Begin(0, 101, 1).code(), kExists);
+  EXPECT_EQ(bundle_->Begin(0, {101, 1}).code(), kExists);
   // Cut elsewhere: the same chunks in another piece.
   PieceWriter writer(&grid_, v1::PAYLOAD_CODEC_TOPK_F32, 64);
   Components components;
@@ -125,7 +145,7 @@ TEST_F(BundleTest, TheSameAgainIsTheSameOtherBytesAreRefused) {
 }
 
 TEST_F(BundleTest, RefusesPiecesThatDoNotBelongHere) {
-  ASSERT_TRUE(bundle_->Begin(0, 1, 1).ok());
+  ASSERT_TRUE(bundle_->Begin(0, {1, 1}).ok());
   EXPECT_EQ(Add(0, Pieces(1)[0]).code(), absl::StatusCode::kFailedPrecondition);
   std::string damaged = Pieces(0)[0];
   damaged.back() = static_cast<char>(damaged.back() ^ 1);
@@ -145,7 +165,7 @@ TEST_F(BundleTest, OneAbstentionIsTheNodes) {
   EXPECT_EQ(bundle_->Abstain(0, "too late").code(), kExists);
   ASSERT_TRUE(bundle_->Abstain(1, "non-finite gradient in 'h.0.weight'").ok());
   ASSERT_TRUE(bundle_->Abstain(1, "non-finite gradient in 'h.0.weight'").ok()) << "again";
-  EXPECT_EQ(bundle_->Begin(1, 1, 1).code(), kExists);
+  EXPECT_EQ(bundle_->Begin(1, {1, 1}).code(), kExists);
   EXPECT_EQ(Add(1, Pieces(1)[0]).code(), kExists);
   EXPECT_TRUE(bundle_->Settled(0));
   const auto submission = bundle_->Take();

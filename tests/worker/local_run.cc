@@ -79,13 +79,18 @@ class LocalClient final : public RankClient {
     const bool closed = run_->updates_.size() > applied_;
     return std::optional<Next>({Open(), closed});
   }
-  void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces, uint64_t) override {
+  void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
+              const Work& work) override {
     counters_.bytes_up += Size(pieces);
     submitted_ = opened.round();
     run_->Done(node_, opened.round(), std::move(pieces), "");
   }
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override {
     run_->Done(node_, opened.round(), {}, reason);
+  }
+  bool UpdateReady() override {
+    std::lock_guard<std::mutex> lock(run_->mutex_);
+    return run_->updates_.size() > applied_;
   }
   absl::StatusOr<Update> WaitUpdate() override {
     std::unique_lock<std::mutex> lock(run_->mutex_);

@@ -35,18 +35,19 @@ class ObservedClient final : public RankClient {
   }
   absl::StatusOr<std::optional<Next>> WaitNext() override { return client_->WaitNext(); }
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
-              uint64_t tokens) override {
+              const Work& work) override {
     {
       std::lock_guard<std::mutex> lock(node_->mutex_);
       node_->sent_.push_back(opened.round());
       for (const std::string& piece : pieces) node_->sent_bytes_ += piece.size();
     }
-    client_->Submit(opened, std::move(pieces), tokens);
+    client_->Submit(opened, std::move(pieces), work);
   }
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override {
     client_->Abstain(opened, reason);
   }
   absl::StatusOr<Update> WaitUpdate() override { return client_->WaitUpdate(); }
+  bool UpdateReady() override { return client_->UpdateReady(); }
   void Acknowledge(const Update& update) override {
     Applied(update);
     client_->Acknowledge(update);

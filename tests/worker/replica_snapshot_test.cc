@@ -62,9 +62,10 @@ class StateClient final : public RankClient {
     return No();
   }
   absl::StatusOr<std::optional<Next>> WaitNext() override { return No(); }
-  void Submit(const v1::RoundOpened&, std::vector<std::string>, uint64_t) override {}
+  void Submit(const v1::RoundOpened&, std::vector<std::string>, const Work&) override {}
   void Abstain(const v1::RoundOpened&, const std::string&) override {}
   absl::StatusOr<Update> WaitUpdate() override { return No(); }
+  bool UpdateReady() override { return true; }
   void Acknowledge(const Update&) override {}
   void Checkpointed(uint64_t) override {}
   void ReportState(uint64_t, const std::string&) override {}
