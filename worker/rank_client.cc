@@ -52,7 +52,10 @@ class RankClientImpl final : public RankClient, private SessionListener {
               const Work& work) override;
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override;
   absl::StatusOr<Update> WaitUpdate() override;
-  bool UpdateReady() override;
+  bool UpdateReady() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return ended_.has_value() || !updates_.empty() || finished_round_.has_value();
+  }
   void Acknowledge(const Update& update) override;
   void Checkpointed(uint64_t round) override;
   void ReportState(uint64_t round, const std::string& sha256) override;
@@ -300,11 +303,6 @@ absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
   return TakeUpdate();
 }
 
-bool RankClientImpl::UpdateReady() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return ended_.has_value() || !updates_.empty() || finished_round_.has_value();
-}
-
 // Under the mutex.
 RankClient::Update RankClientImpl::TakeUpdate() {
   Update update;
@@ -323,12 +321,9 @@ void RankClientImpl::Send(const v1::RoundOpened& opened, std::shared_ptr<Submiss
     std::lock_guard<std::mutex> lock(mutex_);
     if (!joined_.has_value()) return;
     submission->attempt = joined_->attempt();
-  }
-  const uint64_t round = opened.round();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
     told_acknowledged_ = acknowledged_;
   }
+  const uint64_t round = opened.round();
   session_->Submit(std::move(submission), [round](const absl::Status& status) {
     LogWarning("the agent refused this rank's part; the round goes on without it",
                {{"round", absl::StrCat(round)}, {"why", std::string(status.message())}});

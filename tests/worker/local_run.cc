@@ -83,10 +83,10 @@ class LocalClient final : public RankClient {
               const Work& work) override {
     counters_.bytes_up += Size(pieces);
     submitted_ = opened.round();
-    run_->Done(node_, opened.round(), std::move(pieces), "");
+    run_->Done(node_, opened.round(), {std::move(pieces), work, ""});
   }
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override {
-    run_->Done(node_, opened.round(), {}, reason);
+    run_->Done(node_, opened.round(), {{}, {}, reason});
   }
   bool UpdateReady() override {
     std::lock_guard<std::mutex> lock(run_->mutex_);
@@ -163,16 +163,17 @@ absl::Status LocalRun::Join(const v1::JoinRunRequest& request) {
   return absl::OkStatus();
 }
 
-void LocalRun::Done(const std::string& node, uint64_t round, std::vector<std::string> pieces,
-                    const std::string& abstain_reason) {
+void LocalRun::Done(const std::string& node, uint64_t round, RankPart part) {
   std::lock_guard<std::mutex> lock(mutex_);
   ISTHMUS_CHECK(round == updates_.size() + 1);
   NodeRound& mine = round_[node];
   ++mine.ranks_done;
-  for (std::string& piece : pieces) mine.pieces.push_back(std::move(piece));
-  if (!abstain_reason.empty()) {
+  for (std::string& piece : part.pieces) mine.pieces.push_back(std::move(piece));
+  mine.work.tokens += part.work.tokens;
+  mine.work.steps = part.work.steps;
+  if (!part.abstain_reason.empty()) {
     mine.abstained = true;
-    abstain_reasons_.push_back(abstain_reason);
+    abstain_reasons_.push_back(part.abstain_reason);
   }
   for (const auto& [name, ranks] : ranks_of_node_) {
     if (round_[name].ranks_done < ranks) return;
@@ -191,6 +192,7 @@ void LocalRun::Commit(uint64_t round) {
   record.set_weight_decay_bits(BitsOf(spec_.optimizer().weight_decay()));
   std::vector<std::vector<Components>> senders;  // ascending by node
   for (const auto& [node, mine] : round_) {
+    if (!mine.abstained) works_[round][node] = mine.work;
     const std::vector<std::string>& out = left_out_[round];
     if (mine.abstained || std::find(out.begin(), out.end(), node) != out.end()) continue;
     std::vector<const std::string*> pieces;

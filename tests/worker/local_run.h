@@ -40,21 +40,29 @@ class LocalRun {
   // What happened, for expectations. Call them when the trainers have ended.
   const std::vector<std::string>& abstain_reasons() const { return abstain_reasons_; }
   const std::vector<std::shared_ptr<const CommittedUpdate>>& updates() const { return updates_; }
+  // What each node said its contribution was made from, by round.
+  const std::map<uint64_t, std::map<std::string, Work>>& works() const { return works_; }
   const std::vector<v1::JoinRunRequest>& joins() const { return joins_; }
   // The newest checkpoint that ranks of each node told.
   const std::map<std::string, uint64_t>& checkpointed() const { return checkpointed_; }
 
  private:
   friend class LocalClient;
+  // What a rank sends of a round.
+  struct RankPart {
+    std::vector<std::string> pieces;
+    Work work;
+    std::string abstain_reason;
+  };
   struct NodeRound {
     int ranks_done = 0;
+    Work work = {0, 0};
     bool abstained = false;
     std::vector<std::string> pieces;
   };
 
   absl::Status Join(const v1::JoinRunRequest& request);
-  void Done(const std::string& node, uint64_t round, std::vector<std::string> pieces,
-            const std::string& abstain_reason);
+  void Done(const std::string& node, uint64_t round, RankPart part);
   void Commit(uint64_t round);  // with the lock held
 
   v1::RunSpec spec_;
@@ -66,6 +74,7 @@ class LocalRun {
   std::map<std::string, uint64_t> checkpointed_;
   std::map<std::string, NodeRound> round_;  // of the open round, by node
   std::map<uint64_t, std::vector<std::string>> left_out_;
+  std::map<uint64_t, std::map<std::string, Work>> works_;
   std::vector<std::string> abstain_reasons_;
   std::vector<std::shared_ptr<const CommittedUpdate>> updates_;  // of round i + 1
 };
