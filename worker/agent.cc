@@ -49,6 +49,7 @@ void AgentImpl::OpenBundle(const v1::RoundOpened& opened) {
   options.base_round = opened.base_round();
   options.attempt = joined_->attempt();
   options.lr_bits = opened.lr_bits();
+  options.layout = ContributionLayout(group_->grid()->codec());
   options.bytes_max = kOpenContributionBytesMax;
   for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
     options.rank_ranges.push_back(group_->ranges(rank));
@@ -142,11 +143,11 @@ absl::Status AgentImpl::CheckHeader(const v1::SubmitHeader& header) const {
                                                    " bytes; the limit is ", kReasonBytesMax));
   }
   if (!header.abstain_reason().empty()) return absl::OkStatus();
-  if (header.codec() != v1::PAYLOAD_CODEC_TOPK_F32) {
-    return wrong(
-        absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()), "; contributions have ",
-                     v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32)),
-        "WRONG_CODEC");
+  const v1::PayloadCodec layout = ContributionLayout(group_->grid()->codec());
+  if (header.codec() != layout) {
+    return wrong(absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()),
+                              "; contributions have ", v1::PayloadCodec_Name(layout)),
+                 "WRONG_CODEC");
   }
   if (header.lr_bits() != 0 && header.lr_bits() != opened.lr_bits()) {
     return wrong(absl::StrCat("lr_bits are ", header.lr_bits(), "; the round was opened with ",

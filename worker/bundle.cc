@@ -14,10 +14,11 @@ namespace isthmus {
 
 absl::StatusOr<PieceView> CheckRankPiece(const Grid& grid, absl::string_view bytes) {
   ISTHMUS_ASSIGN_OR_RETURN(PieceView view, OpenPiece(grid, bytes));
-  if (view.codec != v1::PAYLOAD_CODEC_TOPK_F32) {
+  const v1::PayloadCodec layout = ContributionLayout(grid.codec());
+  if (view.codec != layout) {
     return absl::InvalidArgumentError(
         absl::StrCat("a piece has layout ", v1::PayloadCodec_Name(view.codec),
-                     "; contributions have ", v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32)));
+                     "; contributions have ", v1::PayloadCodec_Name(layout)));
   }
   ISTHMUS_RETURN_IF_ERROR(
       ForEachChunk(grid, view, [](uint64_t, const Components&) { return absl::OkStatus(); }));
@@ -157,6 +158,7 @@ std::shared_ptr<Submission> Bundle::Take() {
   submission->attempt = options_.attempt;
   submission->abstain_reason = abstain_reason_;
   if (abstains()) return submission;
+  submission->codec = options_.layout;
   submission->lr_bits = options_.lr_bits;
   ChunkRanges all;
   std::map<uint64_t, HeldPiece*> pieces;  // over all ranks, ascending

@@ -28,7 +28,8 @@ struct BundleOptions {
   uint64_t round = 0;
   uint64_t base_round = 0;
   uint64_t attempt = 0;
-  uint32_t lr_bits = 0;                  // as the round was opened
+  uint32_t lr_bits = 0;                                  // as the round was opened
+  v1::PayloadCodec layout = v1::PAYLOAD_CODEC_TOPK_F32;  // of the pieces
   std::vector<ChunkRanges> rank_ranges;  // what each rank holds; together the model once
   size_t bytes_max = 0;
 };

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "spec/piece.h"
 #include "transport/backoff.h"
 #include "transport/errors.h"
 #include "worker/snapshot_fetch.h"
@@ -65,7 +66,9 @@ class RankClientImpl final : public RankClient, private SessionListener {
       std::optional<uint64_t> round, const std::vector<SectionRange>& ranges,
       const std::function<absl::Status(const v1::SnapshotPiece&)>& on_piece) override;
   void Leave(const std::string& reason) override;
-  SessionCounters counters() const override;
+  SessionCounters counters() const override {
+    return session_ == nullptr ? SessionCounters() : session_->counters();
+  }
 
  private:
   static constexpr int64_t kNoLimit = -1;
@@ -321,6 +324,7 @@ void RankClientImpl::Send(const v1::RoundOpened& opened, std::shared_ptr<Submiss
     std::lock_guard<std::mutex> lock(mutex_);
     if (!joined_.has_value()) return;
     submission->attempt = joined_->attempt();
+    submission->codec = ContributionLayout(joined_->spec().codec());
     told_acknowledged_ = acknowledged_;
   }
   const uint64_t round = opened.round();
@@ -342,7 +346,6 @@ void RankClientImpl::Submit(const v1::RoundOpened& opened, std::vector<std::stri
 void RankClientImpl::Abstain(const v1::RoundOpened& opened, const std::string& reason) {
   auto submission = std::make_shared<Submission>();
   submission->abstain_reason = reason.empty() ? "no reason given" : reason;
-  submission->abstain_reason.resize(std::min(submission->abstain_reason.size(), kReasonBytesMax));
   Send(opened, std::move(submission));
 }
 
@@ -434,10 +437,6 @@ absl::StatusOr<v1::SnapshotFacts> RankClientImpl::FetchSnapshot(
 void RankClientImpl::Leave(const std::string& reason) {
   uploader_.reset();
   if (session_ != nullptr) session_->Leave(reason);
-}
-
-SessionCounters RankClientImpl::counters() const {
-  return session_ == nullptr ? SessionCounters() : session_->counters();
 }
 
 void RankClientImpl::OnJoined(const v1::JoinRunResponse& joined) {
