@@ -6,6 +6,14 @@
 
 namespace isthmus {
 
+std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>>& parts) {
+  std::vector<TensorPart<const float>> result;
+  for (const TensorPart<float>& part : parts) {
+    result.push_back({part.tensor, part.first_element, part.data});
+  }
+  return result;
+}
+
 absl::StatusOr<BlockSpan> BlocksOfPart(const Grid& grid, const ElementRange& part) {
   if (part.tensor >= grid.tensors()) {
     return absl::InvalidArgumentError(absl::StrCat("a part is of tensor number ", part.tensor,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -17,6 +18,9 @@ struct TensorPart {
   uint64_t first_element = 0;
   absl::Span<T> data;
 };
+
+// The same parts, to be read.
+std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>>& parts);
 
 // Blocks [first, end) of the grid.
 struct BlockSpan {

@@ -57,6 +57,13 @@ absl::Status InnerOptimizer::SetState(StepState state) {
   return absl::OkStatus();
 }
 
+void InnerOptimizer::Reset() {
+  for (auto* moments : {&state_.first_moments, &state_.second_moments}) {
+    for (std::vector<float>& part : *moments) std::fill(part.begin(), part.end(), 0.0f);
+  }
+  state_.beta1_power = state_.beta2_power = 1;
+}
+
 absl::Status InnerOptimizer::CheckStep(float lr,
                                        const std::vector<TensorPart<const float>>& gradients,
                                        const std::vector<TensorPart<float>>& parameters) const {

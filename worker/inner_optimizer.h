@@ -50,6 +50,8 @@ class InnerOptimizer {
   // INVALID_ARGUMENT: moments of other parts.
   const StepState& state() const { return state_; }
   absl::Status SetState(StepState state);
+  // As Make left it.
+  void Reset();
 
  private:
   // Elements [begin, end) of a part, what one thread takes at a time.

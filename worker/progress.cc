@@ -28,11 +28,9 @@ nlohmann::ordered_json Number(double value) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Progress>> Progress::Start(uint64_t steps, bool quiet,
-                                                          const std::string& metrics_file) {
-  auto progress = std::unique_ptr<Progress>(new Progress());
-  progress->steps_ = steps;
-  progress->quiet_ = quiet;
+absl::StatusOr<std::unique_ptr<Progress>> Progress::Start(const ProgressOptions& options) {
+  auto progress = std::unique_ptr<Progress>(new Progress(options));
+  const std::string& metrics_file = options.metrics_file;
   progress->started_ms_ = progress->printed_ms_ = progress->clock_.NowMs();
   if (!metrics_file.empty()) {
     progress->metrics_ = std::fopen(metrics_file.c_str(), "we");
@@ -49,7 +47,7 @@ Progress::~Progress() {
 }
 
 void Progress::StartLoss(double val_loss, uint64_t round) {
-  if (quiet_) return;
+  if (options_.quiet) return;
   const std::string when =
       round == 0 ? "before the first step" : absl::StrCat("at the checkpoint of round ", round);
   std::printf("held-out loss %s %.4f\n", when.c_str(), val_loss);
@@ -70,6 +68,11 @@ void Progress::Round(const RoundReport& report) {
     line["loss"] = Number(report.loss);
     if (report.val_loss) line["val_loss"] = Number(*report.val_loss);
     line["tokens"] = report.tokens;
+    if (has_local_steps()) {
+      line["local_steps"] = report.local_steps;
+      line["carried_rounds"] = report.carried_rounds;
+      line["dropped_deltas"] = report.dropped_deltas;
+    }
     line["bytes_up"] = report.bytes_up;
     line["bytes_down"] = report.bytes_down;
     line["wait_ms"] = Number(report.wait_ms);
@@ -80,8 +83,9 @@ void Progress::Round(const RoundReport& report) {
     std::fprintf(metrics_, "%s\n", line.dump().c_str());
     std::fflush(metrics_);  // plots follow a run that is under way
   }
-  if (quiet_) return;
-  if (printed_ && now_ms - printed_ms_ < kLineEveryMs && report.step != steps_) return;
+  if (options_.quiet) return;
+  const bool last = report.step == options_.steps;
+  if (printed_ && now_ms - printed_ms_ < kLineEveryMs && !last) return;
   Print(report, now_ms);
 }
 
@@ -90,10 +94,13 @@ void Progress::Print(const RoundReport& report, int64_t now_ms) {
   const double rounds = static_cast<double>(rounds_);
   const auto applied =
       static_cast<double>(std::max<uint64_t>(report.applied - printed_applied_, 1));
+  const std::string round =
+      has_local_steps() ? absl::StrCat(" (round ", report.round, "/", options_.rounds, ")") : "";
   std::printf(
-      "step %6llu/%llu  loss %.4f%s  %7.0f tokens/s  up %s, down %s a round  waited %.0f ms%s\n",
-      static_cast<unsigned long long>(report.step), static_cast<unsigned long long>(steps_),
-      loss_sum_ / rounds, val_loss_ ? absl::StrFormat("  held-out %.4f", *val_loss_).c_str() : "",
+      "step %6llu/%llu%s  loss %.4f%s  %7.0f tokens/s  up %s, down %s a round  waited %.0f ms%s\n",
+      static_cast<unsigned long long>(report.step), static_cast<unsigned long long>(options_.steps),
+      round.c_str(), loss_sum_ / rounds,
+      val_loss_ ? absl::StrFormat("  held-out %.4f", *val_loss_).c_str() : "",
       static_cast<double>(tokens_) / seconds,
       Bytes(static_cast<double>(report.bytes_up - printed_up_) / rounds).c_str(),
       Bytes(static_cast<double>(report.bytes_down - printed_down_) / applied).c_str(),
@@ -118,6 +125,10 @@ std::string SummaryJson(const TrainSummary& summary) {
   json["rounds"] = summary.rounds;
   json["skipped_steps"] = summary.skipped_steps;
   json["skipped_sequences"] = summary.skipped_sequences;
+  json["carried_rounds"] = summary.carried_rounds;
+  json["dropped_deltas"] = summary.dropped_deltas;
+  json["dropped_steps"] = summary.dropped_steps;
+  json["non_finite_steps"] = summary.non_finite_steps;
   json["up_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_up) / rounds);
   json["down_bytes_per_round"] = std::llround(static_cast<double>(summary.bytes_down) / rounds);
   json["dense_bytes_per_round"] = summary.dense_bytes_per_round;

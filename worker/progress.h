@@ -20,7 +20,8 @@ struct RoundReport {
   uint64_t step = 0;
   double loss = 0;  // mean over the node's batch, nats a token
   std::optional<double> val_loss;
-  uint64_t tokens = 0;  // of the node's batch
+  uint64_t tokens = 0;       // of the node's batch, or of its batches in the round's local steps
+  uint64_t local_steps = 1;  // that the node took for the round
   uint64_t bytes_up = 0;
   uint64_t bytes_down = 0;
   uint64_t applied = 0;  // updates since the start: more than rounds reported after a catch-up
@@ -29,6 +30,10 @@ struct RoundReport {
   // Since the start: steps merged without this node, and its sequences of them.
   uint64_t skipped_steps = 0;
   uint64_t skipped_sequences = 0;
+  // With local steps: rounds whose work is carried into the next contribution now, and since the
+  // start those whose work was dropped.
+  uint64_t carried_rounds = 0;
+  uint64_t dropped_deltas = 0;
 };
 
 struct TrainSummary {
@@ -39,6 +44,12 @@ struct TrainSummary {
   uint64_t steps = 0;          // global step at the end
   uint64_t skipped_steps = 0;  // merged without this node
   uint64_t skipped_sequences = 0;
+  // With local steps: rounds after which this node's work was carried on, rounds whose work was
+  // dropped, and steps that were not taken because their gradient was not finite.
+  uint64_t carried_rounds = 0;
+  uint64_t dropped_deltas = 0;
+  uint64_t dropped_steps = 0;  // that made them
+  uint64_t non_finite_steps = 0;
   uint64_t bytes_up = 0;
   uint64_t bytes_down = 0;
   uint64_t dense_bytes_per_round = 0;
@@ -55,12 +66,17 @@ struct TrainSummary {
   std::string sample;  // text the model wrote; empty: none was asked for
 };
 
+struct ProgressOptions {
+  uint64_t steps = 0;        // of the run
+  uint64_t rounds = 0;       // of the run; 0: as many
+  bool quiet = false;        // nothing on the terminal
+  std::string metrics_file;  // empty: none
+};
+
 class Progress {
  public:
-  // Writes nothing to a terminal when `quiet`; `metrics_file` may be empty. An error names the
-  // file.
-  static absl::StatusOr<std::unique_ptr<Progress>> Start(uint64_t steps, bool quiet,
-                                                         const std::string& metrics_file);
+  // An error names the file.
+  static absl::StatusOr<std::unique_ptr<Progress>> Start(const ProgressOptions& options);
   ~Progress();
 
   // Before the first step, or of the checkpoint of `round`.
@@ -68,12 +84,13 @@ class Progress {
   void Round(const RoundReport& report);
 
  private:
-  Progress() = default;
+  explicit Progress(const ProgressOptions& options) : options_(options) {}
+  // Rounds are not steps.
+  bool has_local_steps() const { return options_.rounds != 0 && options_.rounds != options_.steps; }
   void Print(const RoundReport& report, int64_t now_ms);
 
+  const ProgressOptions options_;
   MonotonicClock clock_;
-  uint64_t steps_ = 0;
-  bool quiet_ = false;
   std::FILE* metrics_ = nullptr;
   int64_t started_ms_ = 0;
   // Since the last line on the terminal.

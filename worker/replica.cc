@@ -19,6 +19,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "spec/manifest.h"
+#include "spec/rounds.h"
 #include "worker/batch.h"
 #include "worker/checkpoint.h"
 #include "worker/gpt2.h"
@@ -29,14 +30,6 @@ namespace isthmus {
 namespace {
 
 constexpr double kSampleTemperature = 0.8;
-
-std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>>& parts) {
-  std::vector<TensorPart<const float>> result;
-  for (const TensorPart<float>& part : parts) {
-    result.push_back({part.tensor, part.first_element, part.data});
-  }
-  return result;
-}
 
 uint64_t DoubleBits(double value) {
   uint64_t bits = 0;
@@ -68,15 +61,26 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Make(const ReplicaOptions& opt
   sharding.placement.device = options.device;
   ISTHMUS_ASSIGN_OR_RETURN(replica->model_, ShardedModel::Make(std::move(model), sharding));
   ISTHMUS_RETURN_IF_ERROR(replica->FillStartState());
-
-  MethodOptions method;
-  method.grid = &replica->model_->grid();
-  method.codec = options.spec.codec();
-  method.optimizer = options.spec.optimizer();
-  method.threads = options.threads;
-  ISTHMUS_ASSIGN_OR_RETURN(replica->method_,
-                           MakeMethod(method, AsConst(replica->model_->parameters())));
+  ISTHMUS_RETURN_IF_ERROR(replica->MakeMethods());
   return replica;
+}
+
+absl::Status Replica::MakeMethods() {
+  const std::vector<TensorPart<const float>> parts = AsConst(model_->parameters());
+  MethodOptions method;
+  method.grid = &model_->grid();
+  method.codec = options_.spec.codec();
+  method.optimizer = options_.spec.optimizer();
+  if (IsOuter(options_.spec)) method.outer = options_.spec;
+  method.threads = options_.threads;
+  ISTHMUS_ASSIGN_OR_RETURN(method_, MakeMethod(method, parts));
+  if (!TakesLocalSteps(options_.spec)) return absl::OkStatus();
+  InnerOptimizerOptions inner;
+  inner.grid = &model_->grid();
+  inner.optimizer = options_.spec.optimizer();
+  inner.threads = options_.threads;
+  ISTHMUS_ASSIGN_OR_RETURN(inner_, InnerOptimizer::Make(inner, parts));
+  return absl::OkStatus();
 }
 
 absl::Status Replica::FillStartState() {
@@ -100,21 +104,21 @@ absl::StatusOr<v1::SnapshotFacts> Replica::StateFacts(uint64_t step) {
   facts.set_elements(model_->grid().elements());
   facts.set_fingerprint(Fingerprint(model_->manifest()));
   ISTHMUS_ASSIGN_OR_RETURN(*facts.mutable_frozen_sha256(), FrozenSha256());
-  const UpdateStep& update = method_->update_step();
-  facts.set_sections(update.has_moments() ? 3 : 1);
+  const Sections sections = method_->StateSections(AsConst(model_->parameters()));
+  facts.set_sections(static_cast<uint32_t>(sections.size()));
   // Without moments nothing reads them, and the hash does not cover them.
-  facts.set_beta1_power_bits(DoubleBits(update.has_moments() ? update.state().beta1_power : 1.0));
-  facts.set_beta2_power_bits(DoubleBits(update.has_moments() ? update.state().beta2_power : 1.0));
+  const bool has_powers = sections.size() > 1;
+  const StepState step_state = method_->step_state();
+  facts.set_beta1_power_bits(DoubleBits(has_powers ? step_state.beta1_power : 1.0));
+  facts.set_beta2_power_bits(DoubleBits(has_powers ? step_state.beta2_power : 1.0));
   std::vector<TensorPart<const float>> parts = AsConst(model_->parameters());
-  std::vector<std::string> sections(1);
-  ISTHMUS_ASSIGN_OR_RETURN(sections[0], SectionOf(parts, step));
-  for (const auto* moments : {&update.first_moments(), &update.second_moments()}) {
-    if (!update.has_moments()) continue;
-    for (size_t i = 0; i < parts.size(); ++i) parts[i].data = (*moments)[i];
-    ISTHMUS_ASSIGN_OR_RETURN(const std::string section, SectionOf(parts, step));
-    sections.push_back(section);
+  std::vector<std::string> hashes;
+  for (const auto& section : sections) {
+    for (size_t i = 0; i < parts.size(); ++i) parts[i].data = section[i];
+    ISTHMUS_ASSIGN_OR_RETURN(const std::string hash, SectionOf(parts, step));
+    hashes.push_back(hash);
   }
-  facts.set_state_sha256(isthmus::StateSha256(sections, facts));
+  facts.set_state_sha256(isthmus::StateSha256(hashes, facts));
   return facts;
 }
 
@@ -172,6 +176,7 @@ TrainState Replica::State() {
     state.parameters.emplace_back(part.data.begin(), part.data.end());
   }
   state.method = method_->State();
+  if (inner_.has_value()) state.inner = inner_->state();
   return state;
 }
 
@@ -188,7 +193,13 @@ absl::Status Replica::SetState(TrainState state) {
                                                    state.parameters[i].size(), " values, it holds ",
                                                    parameters[i].data.size()));
   }
+  if (state.method.x.empty()) {  // the parameters hold no more than x
+    std::vector<TensorPart<const float>> x = AsConst(parameters);
+    for (size_t i = 0; i < x.size(); ++i) x[i].data = state.parameters[i];
+    ISTHMUS_RETURN_IF_ERROR(method_->StartAt(x));
+  }
   ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state.method)));
+  if (inner_.has_value()) ISTHMUS_RETURN_IF_ERROR(inner_->SetState(std::move(state.inner)));
   for (size_t i = 0; i < parameters.size(); ++i) {
     std::copy(state.parameters[i].begin(), state.parameters[i].end(), parameters[i].data.begin());
   }
@@ -197,6 +208,10 @@ absl::Status Replica::SetState(TrainState state) {
 }
 
 absl::Status Replica::Save(const std::string& path) {
+  return OnShared([&] { return SaveTensors(path); });
+}
+
+absl::Status Replica::SaveTensors(const std::string& path) {
   std::unique_ptr<CheckpointWriter> writer;
   absl::Status written;
   if (options_.group->rank() == 0) {
@@ -259,6 +274,12 @@ absl::Status Replica::Apply(const UpdateRates& rates, const std::vector<std::str
 }
 
 absl::StatusOr<double> Replica::HeldOutLoss(const RankData& data) {
+  absl::StatusOr<double> loss = 0.0;
+  ISTHMUS_RETURN_IF_ERROR(OnShared([&] { return (loss = LossOfHeldOut(data)).status(); }));
+  return loss;
+}
+
+absl::StatusOr<double> Replica::LossOfHeldOut(const RankData& data) {
   std::array<double, 2> sums = {};  // loss times sequences, sequences
   for (uint64_t i = 0; i < data.held_out().Batches(); ++i) {
     ISTHMUS_ASSIGN_OR_RETURN(TokenRows rows, data.held_out().Rows(i));
@@ -279,6 +300,12 @@ absl::StatusOr<double> Replica::HeldOutLoss(const RankData& data) {
 }
 
 absl::StatusOr<std::string> Replica::Sample(const std::string& prompt, int bytes) {
+  absl::StatusOr<std::string> text = std::string();
+  ISTHMUS_RETURN_IF_ERROR(OnShared([&] { return (text = SampleText(prompt, bytes)).status(); }));
+  return text;
+}
+
+absl::StatusOr<std::string> Replica::SampleText(const std::string& prompt, int bytes) {
   std::string text = prompt;
   std::mt19937_64 random(options_.spec.seed());
   const size_t context = options_.spec.model().context();

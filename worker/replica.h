@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
+#include "worker/inner_optimizer.h"
 #include "worker/methods/method.h"
 #include "worker/process_group.h"
 #include "worker/rank_client.h"
@@ -33,6 +36,9 @@ struct ReplicaOptions {
   // Sequences that a rank computes at a time; their gradients are added up. 0: all of its rows.
   int64_t micro_batch = 0;
 };
+
+// Whether nodes take local steps with an inner optimizer, and send how far they brought them.
+bool TakesLocalSteps(const v1::RunSpec& spec);
 
 class Replica {
  public:
@@ -75,9 +81,24 @@ class Replica {
   void Settle(uint64_t round, bool included) { method_->Settle(round, included); }
   // What the round's contribution leaves behind (Method::keeps_own and the rest).
   const Method& method() const { return *method_; }
-  void DropResidual() { method_->DropResidual(); }
+  // And local steps that have not come to x.
+  void DropResidual();
   // Applies a committed update; none: a void one.
   absl::Status Apply(const UpdateRates& rates, const std::vector<std::string>& pieces);
+
+  // --- With local steps: the model's parameters are the node's own then. Replicated state, loss of
+  // held-out data, text and what is saved are of x, which the method keeps.
+
+  // One step of the inner optimizer with `scale` times the gradient, which is finite.
+  absl::Status LocalStep(float lr, double scale);
+  // Number in the manifest of the first tensor that is not finite after local steps, or not at a
+  // finite distance from x; or -1.
+  int NonFiniteDelta();
+  absl::StatusOr<std::vector<std::string>> EncodeLocal(uint64_t round, float lr);
+  // The node's parameters go back to x, and the inner optimizer begins anew.
+  absl::Status DropWork();
+  // Null: a method of every step.
+  OuterShard* outer() { return method_->outer(); }
 
   // All ranks: mean loss of the held-out sequences, in nats a token.
   absl::StatusOr<double> HeldOutLoss(const RankData& data);
@@ -88,6 +109,14 @@ class Replica {
  private:
   Replica(const ReplicaOptions& options) : options_(options) {}
   absl::Status FillStartState();
+  absl::Status MakeMethods();
+  absl::StatusOr<double> LossOfHeldOut(const RankData& data);
+  absl::StatusOr<std::string> SampleText(const std::string& prompt, int bytes);
+  absl::Status SaveTensors(const std::string& path);
+  // Copies x to the model's parameters.
+  void TakeShared();
+  // All ranks: calls `body` with x in the place of the node's own parameters.
+  absl::Status OnShared(const std::function<absl::Status()>& body);
   // All ranks: SHA-256 of a section, values that lie as the parameters do.
   absl::StatusOr<std::string> SectionOf(const std::vector<TensorPart<const float>>& parts,
                                         uint64_t step);
@@ -99,6 +128,7 @@ class Replica {
   ReplicaOptions options_;
   std::unique_ptr<ShardedModel> model_;
   std::unique_ptr<Method> method_;
+  std::optional<InnerOptimizer> inner_;  // with local steps
   std::string frozen_sha256_;
 };
 

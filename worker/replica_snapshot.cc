@@ -8,6 +8,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "spec/manifest.h"
+#include "spec/stages.h"
 #include "worker/replica.h"
 
 namespace isthmus {
@@ -37,15 +38,13 @@ std::vector<uint64_t> Replica::PartBegins() {
 SnapshotParts Replica::CopyState() {
   SnapshotParts copy;
   const std::vector<uint64_t> begins = PartBegins();
-  const std::vector<TensorPart<float>> parameters = model_->parameters();
-  const StepState& step = method_->update_step().state();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const absl::Span<float> data = parameters[i].data;
-    if (data.empty()) continue;
-    copy.parts.push_back({0, begins[i], {data.begin(), data.end()}});
-    if (!method_->update_step().has_moments()) continue;
-    copy.parts.push_back({1, begins[i], step.first_moments[i]});
-    copy.parts.push_back({2, begins[i], step.second_moments[i]});
+  const Sections sections = method_->StateSections(AsConst(model_->parameters()));
+  for (uint32_t section = 0; section < sections.size(); ++section) {
+    for (size_t i = 0; i < begins.size(); ++i) {
+      const absl::Span<const float> data = sections[section][i];
+      if (data.empty()) continue;
+      copy.parts.push_back({section, begins[i], {data.begin(), data.end()}});
+    }
   }
   std::sort(copy.parts.begin(), copy.parts.end(), [](const auto& a, const auto& b) {
     return std::tie(a.section, a.begin) < std::tie(b.section, b.begin);
@@ -60,7 +59,7 @@ absl::Status Replica::CheckFacts(const v1::SnapshotFacts& facts) {
                                                       " has ", what, " ", theirs, ", this node ",
                                                       ours, advice));
   };
-  const uint32_t sections = method_->update_step().has_moments() ? 3 : 1;
+  const uint32_t sections = StateSections(options_.spec);
   if (facts.sections() != sections || facts.elements() != model_->grid().elements()) {
     return differs("sections and elements", absl::StrCat(facts.sections(), ", ", facts.elements()),
                    absl::StrCat(sections, ", ", model_->grid().elements()), "");
@@ -83,6 +82,9 @@ absl::Status Replica::FetchState(RankClient* client, uint64_t round, v1::Snapsho
   ISTHMUS_RETURN_IF_ERROR(CheckFacts(*facts));
 
   MethodState state = method_->State();
+  state.x.clear();  // the snapshot's
+  state.work = LocalWork();
+  state.carried_rounds = 0;
   StepState& step = state.step;
   struct Place {
     SectionRange range;
@@ -93,9 +95,12 @@ absl::Status Replica::FetchState(RankClient* client, uint64_t round, v1::Snapsho
     const uint64_t size = parameters[i].data.size();
     if (size == 0) continue;
     places.push_back({{0, begins[i], begins[i] + size}, parameters[i].data.data()});
-    if (facts->sections() == 1) continue;
-    places.push_back({{1, begins[i], begins[i] + size}, step.first_moments[i].data()});
-    places.push_back({{2, begins[i], begins[i] + size}, step.second_moments[i].data()});
+    if (facts->sections() > 1) {
+      places.push_back({{1, begins[i], begins[i] + size}, step.first_moments[i].data()});
+    }
+    if (facts->sections() > 2) {
+      places.push_back({{2, begins[i], begins[i] + size}, step.second_moments[i].data()});
+    }
   }
   std::sort(places.begin(), places.end(),
             [](const Place& a, const Place& b) { return a.range < b.range; });
@@ -125,6 +130,7 @@ absl::Status Replica::FetchState(RankClient* client, uint64_t round, v1::Snapsho
     step.beta1_power = DoubleOfBits(facts->beta1_power_bits());
     step.beta2_power = DoubleOfBits(facts->beta2_power_bits());
   }
+  ISTHMUS_RETURN_IF_ERROR(method_->StartAt(AsConst(parameters)));
   ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state)));
   model_->ParametersChanged();
   return absl::OkStatus();

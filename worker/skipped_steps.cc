@@ -4,12 +4,12 @@
 
 namespace isthmus {
 
-void SkippedSteps::Applied(uint64_t step, bool included) {
-  if (included) return;
-  ++steps_;
-  if (gap_.steps == 0) gap_.first = step;
+void SkippedSteps::Applied(uint64_t step, uint64_t skipped) {
+  if (skipped == 0) return;
+  steps_ += skipped;
+  if (gap_.steps == 0) gap_.first = step - skipped + 1;
   gap_.last = step;
-  ++gap_.steps;
+  gap_.steps += skipped;
 }
 
 std::optional<SkippedSteps::Gap> SkippedSteps::TakeGap() {

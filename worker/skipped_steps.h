@@ -10,8 +10,9 @@ namespace isthmus {
 
 class SkippedSteps {
  public:
-  // An update was applied; steps ascend.
-  void Applied(uint64_t step, bool included);
+  // An update was applied, after which the global step is `step`; steps ascend. `skipped`: how many
+  // of its steps this node took no part in.
+  void Applied(uint64_t step, uint64_t skipped);
 
   uint64_t steps() const { return steps_; }  // since the start
 

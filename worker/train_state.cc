@@ -28,11 +28,18 @@ constexpr char kShaKey[] = "sha256";
 constexpr char kPendingKey[] = "pending";
 constexpr char kBeta1Key[] = "beta1_power_bits";
 constexpr char kBeta2Key[] = "beta2_power_bits";
+// With local steps only.
+constexpr char kInnerBeta1Key[] = "inner_beta1_power_bits";
+constexpr char kInnerBeta2Key[] = "inner_beta2_power_bits";
+constexpr char kWorkKey[] = "work";  // STEPS:TOKENS:ROUNDS, carried
 
 constexpr char kParameters[] = "parameters";
 constexpr char kResidual[] = "residual";
 constexpr char kMoment1[] = "moment1";
 constexpr char kMoment2[] = "moment2";
+constexpr char kInner1[] = "inner1";
+constexpr char kInner2[] = "inner2";
+constexpr char kX[] = "x";
 
 absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat("checkpoint '", path, "' is damaged: ", what));
@@ -70,21 +77,29 @@ Texts TextsOf(const TrainState& state) {
     pending.push_back(
         absl::StrCat(sent.round, ":", BitsOf<uint32_t>(sent.decay), ":", sent.pieces.size()));
   }
-  return {{kFormKey, kForm},
-          {"run", facts.run},
-          {"node", facts.node},
-          {"rank", absl::StrCat(facts.rank)},
-          {"ranks", absl::StrCat(facts.ranks)},
-          {"group_id", absl::BytesToHexString(facts.group_id)},
-          {"fingerprint", absl::BytesToHexString(facts.fingerprint)},
-          {"start_state_sha256", absl::BytesToHexString(facts.start_state_sha256)},
-          {"round", absl::StrCat(facts.round)},
-          {"step", absl::StrCat(facts.step)},
-          {"update_sha256", absl::BytesToHexString(facts.update_sha256)},
-          {"attempt", absl::StrCat(facts.attempt)},
-          {kBeta1Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta1_power))},
-          {kBeta2Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta2_power))},
-          {kPendingKey, absl::StrJoin(pending, ",")}};
+  Texts texts = {{kFormKey, kForm},
+                 {"run", facts.run},
+                 {"node", facts.node},
+                 {"rank", absl::StrCat(facts.rank)},
+                 {"ranks", absl::StrCat(facts.ranks)},
+                 {"group_id", absl::BytesToHexString(facts.group_id)},
+                 {"fingerprint", absl::BytesToHexString(facts.fingerprint)},
+                 {"start_state_sha256", absl::BytesToHexString(facts.start_state_sha256)},
+                 {"round", absl::StrCat(facts.round)},
+                 {"step", absl::StrCat(facts.step)},
+                 {"update_sha256", absl::BytesToHexString(facts.update_sha256)},
+                 {"attempt", absl::StrCat(facts.attempt)},
+                 {kBeta1Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta1_power))},
+                 {kBeta2Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta2_power))},
+                 {kPendingKey, absl::StrJoin(pending, ",")}};
+  if (!state.inner.first_moments.empty()) {
+    texts[kInnerBeta1Key] = absl::StrCat(BitsOf<uint64_t>(state.inner.beta1_power));
+    texts[kInnerBeta2Key] = absl::StrCat(BitsOf<uint64_t>(state.inner.beta2_power));
+  }
+  if (const LocalWork& work = state.method.work; work.steps > 0) {
+    texts[kWorkKey] = absl::StrCat(work.steps, ":", work.tokens, ":", state.method.carried_rounds);
+  }
+  return texts;
 }
 
 // One tensor of the file.
@@ -107,6 +122,9 @@ std::vector<Entry> EntriesOf(const TrainState& state) {
   add(kResidual, state.method.residual);
   add(kMoment1, state.method.step.first_moments);
   add(kMoment2, state.method.step.second_moments);
+  add(kInner1, state.inner.first_moments);
+  add(kInner2, state.inner.second_moments);
+  add(kX, state.method.x);
   for (const PendingContribution& sent : state.method.pending) {
     for (size_t i = 0; i < sent.pieces.size(); ++i) {
       entries.push_back({{PieceName(sent.round, i),
@@ -272,6 +290,18 @@ absl::Status ReadPending(const SafetensorsFile& file, const std::string& text,
   return absl::OkStatus();
 }
 
+absl::Status ReadWork(const SafetensorsFile& file, MethodState* method) {
+  const auto text = file.metadata().find(kWorkKey);
+  if (text == file.metadata().end()) return absl::OkStatus();
+  const std::vector<std::string> fields = absl::StrSplit(text->second, ':');
+  if (fields.size() == 3 && absl::SimpleAtoi(fields[0], &method->work.steps) &&
+      absl::SimpleAtoi(fields[1], &method->work.tokens) &&
+      absl::SimpleAtoi(fields[2], &method->carried_rounds)) {
+    return absl::OkStatus();
+  }
+  return Damaged(file.path(), absl::StrCat("'", text->second, "' says nothing of local steps"));
+}
+
 }  // namespace
 
 absl::Status WriteTrainState(const std::string& path, const TrainState& state) {
@@ -321,7 +351,19 @@ absl::StatusOr<TrainState> ReadTrainState(const std::string& path,
     ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kMoment1, parts, &method.step.first_moments));
     ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kMoment2, parts, &method.step.second_moments));
   }
+  if (has(kInner1)) {
+    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kInner1, parts, &state.inner.first_moments));
+  }
+  if (has(kInner2)) {
+    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kInner2, parts, &state.inner.second_moments));
+  }
+  if (has(kX)) ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kX, parts, &method.x));
+  ISTHMUS_RETURN_IF_ERROR(ReadWork(*file, &method));
   TextReader texts(&file->metadata());
+  if (has(kInner1)) {
+    state.inner.beta1_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta1Key));
+    state.inner.beta2_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta2Key));
+  }
   method.step.beta1_power = OfBits<double>(texts.Read<uint64_t>(kBeta1Key));
   method.step.beta2_power = OfBits<double>(texts.Read<uint64_t>(kBeta2Key));
   if (!texts.wrong().empty()) return Damaged(path, "its bias corrections are missing");

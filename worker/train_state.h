@@ -7,6 +7,8 @@
 //
 //   parameters/NAME@FIRST   of the part of tensor NAME from element FIRST on, float32
 //   residual/NAME@FIRST, moment1/NAME@FIRST, moment2/NAME@FIRST   where the method has them
+//   x/NAME@FIRST            where the parameters hold local steps that are carried
+//   inner1/NAME@FIRST, inner2/NAME@FIRST   moments of the inner optimizer, with local steps
 //   pending/ROUND/I         piece I of a contribution that is not settled, bytes
 #pragma once
 
@@ -45,7 +47,8 @@ struct StatePart {
 struct TrainState {
   TrainFacts facts;
   std::vector<StatePart> parts;
-  std::vector<std::vector<float>> parameters;  // [part]
+  std::vector<std::vector<float>> parameters;  // [part]; with local steps the node's own
+  StepState inner;                             // of the inner optimizer, with local steps
   MethodState method;                          // vectors over the same parts
 };
 

@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "base/whole_file.h"
 #include "spec/manifest.h"
+#include "spec/rounds.h"
 #include "spec/run_spec.h"
 #include "transport/errors.h"
 #include "worker/checkpoint.h"
@@ -30,12 +31,6 @@ namespace {
 
 // A node that is too slow for every round need not say so at every round.
 constexpr int64_t kTellSkippedEveryMs = 10000;
-
-float FloatOfBits(uint32_t bits) {
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 void AddSetting(v1::RankInfo* info, const char* name, std::string value) {
   v1::Setting* setting = info->add_settings();
@@ -52,6 +47,12 @@ std::string Printable(std::string text) {
 }
 
 }  // namespace
+
+float Trainer::FloatOfBits(uint32_t bits) {
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
 
 absl::Status CheckTrainerFiles(const TrainerOptions& options, int rank) {
   ISTHMUS_RETURN_IF_ERROR(CheckDataFiles(options.data, "--data"));
@@ -96,9 +97,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(const TrainerOptions& opt
   ISTHMUS_ASSIGN_OR_RETURN(RankData data, RankData::Open(files));
   trainer->data_ = std::make_unique<RankData>(std::move(data));
   if (options.group->rank() == 0) {
-    ISTHMUS_ASSIGN_OR_RETURN(
-        trainer->progress_,
-        Progress::Start(trainer->spec_.steps(), options.quiet, options.metrics_file));
+    ISTHMUS_ASSIGN_OR_RETURN(trainer->progress_,
+                             Progress::Start({trainer->spec_.steps(), Rounds(trainer->spec_),
+                                              options.quiet, options.metrics_file}));
   }
   ReplicaOptions replica;
   replica.spec = trainer->spec_;
@@ -183,7 +184,7 @@ absl::Status Trainer::Join() {
 absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
   // Ranks hear of rounds one by one. Where a round closed without this node, one rank may see it
   // open and another one already the next; all go on with the latest. Past the last one: finished.
-  const uint64_t finished = spec_.steps() + 1;
+  const uint64_t finished = Rounds(spec_) + 1;
   std::optional<v1::RoundOpened> opened;
   uint64_t round = 0, wanted = 1;
   for (;;) {
@@ -210,40 +211,56 @@ absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
     if (round < wanted) ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(wanted - 1)));
   }
   ISTHMUS_RETURN_IF_ERROR(
-      UnlessBehind(ApplyThrough(opened ? opened->base_round() : spec_.steps())));
+      UnlessBehind(ApplyThrough(opened ? opened->base_round() : Rounds(spec_))));
   if (!opened.has_value()) return std::optional<RankClient::Next>();
   return std::optional<RankClient::Next>({*opened, /*closed=*/false});
+}
+
+absl::StatusOr<Trainer::NodeGradient> Trainer::ComputeGradient(uint64_t step) {
+  ISTHMUS_ASSIGN_OR_RETURN(const TokenRows rows, data_->Step(step));
+  ISTHMUS_ASSIGN_OR_RETURN(const double loss, replica_->ForwardBackward(rows));
+  // Sums over the node: squares of the gradient, loss, squares of a residual that was dropped, and
+  // how many ranks heard that the round is over, or that they are to stop.
+  const bool stop = options_.stop && options_.stop();
+  std::array<double, 5> sums = {replica_->GradientSquares(), loss, dropped_squares_,
+                                options_.client->UpdateReady() ? 1.0 : 0.0, stop ? 1.0 : 0.0};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
+  TellDropped(sums[2]);
+  NodeGradient gradient;
+  gradient.loss = sums[1] / options_.group->ranks();
+  gradient.closed = sums[3] > 0;
+  gradient.stopped = sums[4] > 0;
+
+  if (!std::isfinite(sums[0])) {
+    std::array<double, 1> tensor = {static_cast<double>(replica_->NonFiniteTensor())};
+    ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(tensor)));
+    const Grid& grid = replica_->model().grid();
+    gradient.non_finite = grid.tensor_name(static_cast<uint32_t>(std::max(tensor[0], 0.0)));
+    return gradient;
+  }
+  const double norm = std::sqrt(sums[0]);
+  // The gradient of codec "dense" is clipped after the merge, by the merged norm.
+  const bool clip_here = spec_.codec().kind() != v1::CODEC_KIND_DENSE;
+  const double limit = clip_here ? spec_.optimizer().clip_norm() : 0;
+  if (limit > 0 && norm > limit) gradient.scale = limit / norm;
+  return gradient;
 }
 
 absl::Status Trainer::Contribute(const RankClient::Next& next) {
   const v1::RoundOpened& opened = next.opened;
   report_ = RoundReport();
   TellSkipped(/*at_once=*/false);
-  ISTHMUS_ASSIGN_OR_RETURN(const TokenRows rows, data_->Step(opened.step()));
-  ISTHMUS_ASSIGN_OR_RETURN(const double loss, replica_->ForwardBackward(rows));
-  // Squares of the gradient, loss, squares of a residual that was dropped: sums over the node.
-  std::array<double, 3> sums = {replica_->GradientSquares(), loss, dropped_squares_};
-  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceSum(absl::MakeSpan(sums)));
-  TellDropped(sums[2]);
-  const int ranks = options_.group->ranks();
-  report_.loss = sums[1] / ranks;
-  report_.tokens = data_->tokens_per_step() * static_cast<uint64_t>(ranks);
-
-  if (!std::isfinite(sums[0])) {
-    std::array<double, 1> tensor = {static_cast<double>(replica_->NonFiniteTensor())};
-    ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(tensor)));
-    const Grid& grid = replica_->model().grid();
-    Send(next, absl::InvalidArgumentError(absl::StrCat(
-                   "non-finite gradient in '",
-                   grid.tensor_name(static_cast<uint32_t>(std::max(tensor[0], 0.0))), "'")));
+  if (TakesLocalSteps(spec_)) return ContributeLocal(next);
+  sent_ = {data_->tokens_per_step(), 1};
+  ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient, ComputeGradient(opened.step()));
+  report_.loss = gradient.loss;
+  report_.tokens = sent_.tokens * static_cast<uint64_t>(options_.group->ranks());
+  if (!gradient.non_finite.empty()) {
+    Send(next, absl::InvalidArgumentError(
+                   absl::StrCat("non-finite gradient in '", gradient.non_finite, "'")));
     return absl::OkStatus();
   }
-  const double norm = std::sqrt(sums[0]);
-  // The gradient of codec "dense" is clipped after the merge, by the merged norm.
-  const bool clip_here = spec_.codec().kind() != v1::CODEC_KIND_DENSE;
-  const double limit = clip_here ? spec_.optimizer().clip_norm() : 0;
-  const double scale = limit > 0 && norm > limit ? limit / norm : 1.0;
-  Send(next, replica_->Encode(opened.round(), FloatOfBits(opened.lr_bits()), scale));
+  Send(next, replica_->Encode(opened.round(), FloatOfBits(opened.lr_bits()), gradient.scale));
   return absl::OkStatus();
 }
 
@@ -267,7 +284,7 @@ void Trainer::Send(const RankClient::Next& next, absl::StatusOr<std::vector<std:
     ++summary_.replayed_rounds;
     return;
   }
-  options_.client->Submit(next.opened, *std::move(pieces), {data_->tokens_per_step(), 1});
+  options_.client->Submit(next.opened, *std::move(pieces), sent_);
 }
 
 absl::Status Trainer::ApplyThrough(uint64_t round) {
@@ -289,23 +306,23 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
   if (residual_restored_) JudgeRestoredResidual(update);
   replica_->Settle(record.round(), update.included);
   const UpdateRates rates = {FloatOfBits(record.lr_bits()), FloatOfBits(record.weight_decay_bits()),
-                             FloatOfBits(record.norm_bits())};
+                             FloatOfBits(record.norm_bits()), record.round()};
   ISTHMUS_RETURN_IF_ERROR(replica_->Apply(rates, update.committed->pieces));
+  CountLocal(record);
   applied_round_ = record.round();
   applied_sha256_ = record.sha256();
+  round_began_ = step_;
   step_ = record.step();
   ++summary_.rounds;
   update_bytes_ += record.payload_bytes();
   report_.round = record.round();
   report_.step = record.step();
   report_.included = update.included;
-  // The node's samples of an earlier attempt count, too, though that is not settled here.
-  skipped_.Applied(record.step(), !MergedDigest(record).empty());
   summary_.skipped_steps = report_.skipped_steps = skipped_.steps();
   summary_.skipped_sequences = report_.skipped_sequences =
       skipped_.steps() * spec_.data().sequences_per_node();
   if (update.included) {
-    summary_.tokens += data_->tokens_per_step() * static_cast<uint64_t>(options_.group->ranks());
+    summary_.tokens += sent_.tokens * static_cast<uint64_t>(options_.group->ranks());
   }
   return absl::OkStatus();
 }
@@ -343,7 +360,7 @@ absl::StatusOr<Trainer::Agreement> Trainer::CountBytes(v1::SnapshotDuty duty, Ro
 absl::Status Trainer::Evaluate(RoundReport* report) {
   const uint32_t every = spec_.data().eval_every();
   const bool last = step_ == spec_.steps();
-  if (!last && (every == 0 || step_ % every != 0)) return absl::OkStatus();
+  if (!last && (every == 0 || step_ / every == round_began_ / every)) return absl::OkStatus();
   ISTHMUS_ASSIGN_OR_RETURN(const double loss, replica_->HeldOutLoss(*data_));
   report->val_loss = loss;
   return absl::OkStatus();

@@ -8,6 +8,11 @@
 //   momentum, DCT, top-k -> pieces -> agent
 //   the committed update comes back -> settle -> the same step on every node -> acknowledge
 //   now and then: a checkpoint
+// With local steps (stages.proto, SOURCE_PARAM_DELTA; trainer_local.cc) the node takes the round's
+// steps with its inner optimizer and sends how far they brought it from x; x after the update
+// replaces its parameters, the inner optimizer's state stays. A round that closes meanwhile is
+// applied at the next step boundary, and what was not submitted goes into the next contribution
+// (design rule 11).
 //
 // Recovery (design rule 12). From a checkpoint of round r the ranks join with r, and the updates
 // after it come on the watch.
@@ -94,8 +99,24 @@ class Trainer {
   // round is one, also those that have closed.
   absl::StatusOr<std::optional<RankClient::Next>> NextRound();
   absl::StatusOr<std::optional<RankClient::Next>> NextToReplay();
+  // The node's gradient of a step, kept in the model. Of all ranks.
+  struct NodeGradient {
+    double loss = 0;         // mean over the ranks
+    double scale = 1;        // what clips it
+    std::string non_finite;  // a tensor of it that is not finite; empty: none
+    bool closed = false;     // some rank has the update of the round that is open, or lost it
+    bool stopped = false;
+  };
+  absl::StatusOr<NodeGradient> ComputeGradient(uint64_t step);
   absl::Status Contribute(const RankClient::Next& next);
   void Send(const RankClient::Next& next, absl::StatusOr<std::vector<std::string>> pieces);
+  // trainer_local.cc
+  absl::Status ContributeLocal(const RankClient::Next& next);
+  absl::Status TakeLocalStep(uint64_t step, const NodeGradient& gradient);
+  absl::Status SendLocal(const RankClient::Next& next, const std::string& non_finite);
+  // Counts what became of local steps when the update of a round was applied.
+  void CountLocal(const v1::UpdateRecord& record);
+  static float FloatOfBits(uint32_t bits);
   // Applies updates, in order, up to the one of `round`.
   absl::Status ApplyThrough(uint64_t round);
   // The same for the round that was contributed to.
@@ -137,6 +158,10 @@ class Trainer {
   uint64_t applied_round_ = 0;
   std::string applied_sha256_;  // of that round's record
   uint64_t step_ = 0;
+  uint64_t local_round_ = 0;        // the last one that local steps were taken for
+  uint64_t local_steps_ = 0;        // of that round, so far
+  uint64_t round_began_ = 0;        // step before the last update
+  Work sent_;                       // what the last contribution was made from
   uint64_t encoded_round_ = 0;      // the last one that Encode was called for
   std::string encoded_blocks_;      // hashes of this rank's blocks of it (replay)
   bool replays_ = false;            // computes for every round, exactly

@@ -131,7 +131,7 @@ TEST(Safetensors, KeepsTextsOfTheWriter) {
 
 TEST(Progress, ShowsHeldOutLossOnceAndBytesARound) {
   testing::internal::CaptureStdout();
-  auto progress = Progress::Start(2, /*quiet=*/false, "");
+  auto progress = Progress::Start({2, 2, /*quiet=*/false, ""});
   ASSERT_TRUE(progress.ok()) << progress.status();
   (*progress)->StartLoss(5, 0);
   RoundReport report;
@@ -161,7 +161,7 @@ TEST(WholeFile, TellsWhetherAFileCanBeMade) {
 TEST(Progress, WritesALineForEachRoundAndTheSummary) {
   const std::string path = testing::TempDir() + "/metrics.jsonl";
   {
-    auto progress = Progress::Start(2, /*quiet=*/true, path);
+    auto progress = Progress::Start({2, 2, /*quiet=*/true, path});
     ASSERT_TRUE(progress.ok()) << progress.status();
     RoundReport report;
     report.round = report.step = 1;
@@ -174,7 +174,7 @@ TEST(Progress, WritesALineForEachRoundAndTheSummary) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
   EXPECT_EQ(text.find(R"({"round":1,"step":1,"loss":2.5,"tokens":0)"), 0u);
   EXPECT_NE(text.find(R"("val_loss":3.0)"), std::string::npos);
-  EXPECT_FALSE(Progress::Start(2, true, "/nonexistent/metrics").ok());
+  EXPECT_FALSE(Progress::Start({2, 2, true, "/nonexistent/metrics"}).ok());
 
   TrainSummary summary;
   summary.rounds = 2;

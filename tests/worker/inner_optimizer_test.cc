@@ -63,12 +63,6 @@ v1::OptimizerSpec Optimizer(v1::BaseOptimizer base) {
   return optimizer;
 }
 
-std::vector<TensorPart<const float>> AsConst(const std::vector<TensorPart<float>>& parts) {
-  std::vector<TensorPart<const float>> result;
-  for (const auto& part : parts) result.push_back({part.tensor, part.first_element, part.data});
-  return result;
-}
-
 class InnerOptimizerTest : public testing::TestWithParam<v1::BaseOptimizer> {
  protected:
   // A vector of one element, one that ends inside of a vector register, a matrix of several pieces.

@@ -6,9 +6,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "kernels/aggregate.h"
 #include "kernels/demo.h"
 #include "spec/piece.h"
+#include "spec/rounds.h"
 #include "spec/run_spec.h"
+#include "spec/stages.h"
 #include "spec/update_record.h"
 
 namespace isthmus {
@@ -31,6 +34,14 @@ std::vector<Components> ChunksOf(const Grid& grid, const std::vector<std::string
                   }).ok());
   }
   return chunks;
+}
+
+// What each sender has of a chunk.
+std::vector<const Components*> OfChunk(const std::vector<std::vector<Components>>& senders,
+                                       uint64_t chunk) {
+  std::vector<const Components*> parts;
+  for (const auto& sender : senders) parts.push_back(&sender[chunk]);
+  return parts;
 }
 
 size_t Size(const std::vector<std::string>& pieces) {
@@ -68,14 +79,14 @@ class LocalClient final : public RankClient {
         lock.lock();
         continue;
       }
-      if (applied_ == run_->spec_.steps()) return std::optional<v1::RoundOpened>();
+      if (applied_ == Rounds(run_->spec_)) return std::optional<v1::RoundOpened>();
       if (opened_ < applied_ + 1) return std::optional<v1::RoundOpened>(Open());
       run_->changed_.wait(lock);
     }
   }
   absl::StatusOr<std::optional<Next>> WaitNext() override {
     std::unique_lock<std::mutex> lock(run_->mutex_);
-    if (applied_ == run_->spec_.steps()) return std::optional<Next>();
+    if (applied_ == Rounds(run_->spec_)) return std::optional<Next>();
     const bool closed = run_->updates_.size() > applied_;
     return std::optional<Next>({Open(), closed});
   }
@@ -127,8 +138,8 @@ class LocalClient final : public RankClient {
     v1::RoundOpened opened;
     opened.set_round(opened_);
     opened.set_base_round(applied_);
-    opened.set_step(opened_);
-    opened.set_lr_bits(BitsOf(LearningRate(run_->spec_, opened_)));
+    opened.set_step(StepAfterRound(run_->spec_, opened_));
+    opened.set_lr_bits(BitsOf(RoundLearningRate(run_->spec_, opened_)));
     return opened;
   }
 
@@ -152,6 +163,16 @@ void LocalRun::LeaveOut(uint64_t round, const std::string& node) {
   left_out_[round].push_back(node);
 }
 
+void LocalRun::CloseWithout(uint64_t round, const std::string& node) {
+  LeaveOut(round, node);
+  closes_without_[round].insert(node);
+}
+
+void LocalRun::WaitRounds(uint64_t rounds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return updates_.size() >= rounds; });
+}
+
 absl::Status LocalRun::Join(const v1::JoinRunRequest& request) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!grid_.has_value()) {
@@ -165,6 +186,7 @@ absl::Status LocalRun::Join(const v1::JoinRunRequest& request) {
 
 void LocalRun::Done(const std::string& node, uint64_t round, RankPart part) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (round <= updates_.size() && closes_without_[round].count(node) > 0) return;  // too late
   ISTHMUS_CHECK(round == updates_.size() + 1);
   NodeRound& mine = round_[node];
   ++mine.ranks_done;
@@ -176,9 +198,31 @@ void LocalRun::Done(const std::string& node, uint64_t round, RankPart part) {
     abstain_reasons_.push_back(part.abstain_reason);
   }
   for (const auto& [name, ranks] : ranks_of_node_) {
-    if (round_[name].ranks_done < ranks) return;
+    if (round_[name].ranks_done < ranks && closes_without_[round].count(name) == 0) return;
   }
   Commit(round);
+}
+
+// The values of UpdateForm::kAggregate, in F32 or as spec_.codec().reply() says.
+std::vector<std::string> LocalRun::Aggregate(
+    const std::vector<std::vector<Components>>& senders) const {
+  PieceWriter writer(&*grid_, v1::PAYLOAD_CODEC_REPLY, kPieceBytesMax);
+  for (uint64_t chunk = 0; chunk < grid_->chunks(); ++chunk) {
+    const size_t elements = grid_->Place(chunk).shape.elements();
+    std::vector<std::vector<float>> dense;
+    std::vector<const float*> rows;
+    for (const Components* sent : OfChunk(senders, chunk)) {
+      dense.push_back(sent->value);
+      if (sent->index.empty()) continue;
+      dense.back().assign(elements, 0.0f);
+      for (size_t i = 0; i < sent->size(); ++i) dense.back()[sent->index[i]] = sent->value[i];
+    }
+    for (const std::vector<float>& row : dense) rows.push_back(row.data());
+    std::vector<float> merged(elements);
+    AggregateBlock(AggregateSettingsOf(spec_.aggregate()), rows, {}, absl::MakeSpan(merged));
+    writer.AppendValues(chunk, merged);
+  }
+  return writer.Finish();
 }
 
 void LocalRun::Commit(uint64_t round) {
@@ -187,8 +231,8 @@ void LocalRun::Commit(uint64_t round) {
   record.set_run(spec_.run());
   record.set_round(round);
   record.set_base_round(round - 1);
-  record.set_step(round);
-  record.set_lr_bits(BitsOf(LearningRate(spec_, round)));
+  record.set_step(StepAfterRound(spec_, round));
+  record.set_lr_bits(BitsOf(RoundLearningRate(spec_, round)));
   record.set_weight_decay_bits(BitsOf(spec_.optimizer().weight_decay()));
   std::vector<std::vector<Components>> senders;  // ascending by node
   for (const auto& [node, mine] : round_) {
@@ -205,18 +249,19 @@ void LocalRun::Commit(uint64_t round) {
     senders.push_back(ChunksOf(*grid_, mine.pieces));
   }
   record.set_is_void(senders.empty());
-  PieceWriter writer(&*grid_, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
-  double squares = 0;
-  for (uint64_t chunk = 0; chunk < grid_->chunks() && !senders.empty(); ++chunk) {
-    std::vector<const Components*> parts;
-    for (const auto& sender : senders) parts.push_back(&sender[chunk]);
-    Components merged;
-    MergeBySenders(parts, grid_->Place(chunk).shape.elements(), &merged);
-    writer.Append(chunk, merged);
-    for (float value : merged.value) squares += static_cast<double>(value) * value;
+  if (!senders.empty() && IsOuter(spec_)) update->pieces = Aggregate(senders);
+  if (!senders.empty() && !IsOuter(spec_)) {
+    PieceWriter writer(&*grid_, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+    double squares = 0;
+    for (uint64_t chunk = 0; chunk < grid_->chunks(); ++chunk) {
+      Components merged;
+      MergeBySenders(OfChunk(senders, chunk), grid_->Place(chunk).shape.elements(), &merged);
+      writer.Append(chunk, merged);
+      for (float value : merged.value) squares += static_cast<double>(value) * value;
+    }
+    record.set_norm_bits(BitsOf(static_cast<float>(std::sqrt(squares))));
+    update->pieces = writer.Finish();
   }
-  record.set_norm_bits(BitsOf(static_cast<float>(std::sqrt(squares))));
-  update->pieces = writer.Finish();
   if (!updates_.empty()) record.set_previous_sha256(updates_.back()->record.sha256());
   record.set_sha256(UpdateRecordSha256(record));
   round_.clear();

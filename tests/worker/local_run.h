@@ -1,5 +1,6 @@
 // A run inside one process, for tests of the trainer: stands in for agent and coordinator behind
-// RankClient. It merges as the coordinator does (ascending node, kernels' MergeBySenders) and
+// RankClient. It merges as the coordinator does (ascending node, kernels' MergeBySenders; with an
+// outer optimizer kernels/aggregate.h, for runs with PLACEMENT_REPLICATED) and
 // publishes a round when every rank of every node has submitted or abstained.
 //
 //   LocalRun run(spec, {{"a", 2}, {"b", 2}});
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,11 @@ class LocalRun {
 
   // Nodes whose contribution to this round is left out, though it came.
   void LeaveOut(uint64_t round, const std::string& node);
+
+  // The round is committed when all other nodes are done with it.
+  void CloseWithout(uint64_t round, const std::string& node);
+  // Waits until so many rounds are committed.
+  void WaitRounds(uint64_t rounds);
 
   // Rounds committed so far.
   uint64_t rounds() {
@@ -64,6 +71,7 @@ class LocalRun {
   absl::Status Join(const v1::JoinRunRequest& request);
   void Done(const std::string& node, uint64_t round, RankPart part);
   void Commit(uint64_t round);  // with the lock held
+  std::vector<std::string> Aggregate(const std::vector<std::vector<Components>>& senders) const;
 
   v1::RunSpec spec_;
   std::map<std::string, int> ranks_of_node_;
@@ -74,6 +82,7 @@ class LocalRun {
   std::map<std::string, uint64_t> checkpointed_;
   std::map<std::string, NodeRound> round_;  // of the open round, by node
   std::map<uint64_t, std::vector<std::string>> left_out_;
+  std::map<uint64_t, std::set<std::string>> closes_without_;
   std::map<uint64_t, std::map<std::string, Work>> works_;
   std::vector<std::string> abstain_reasons_;
   std::vector<std::shared_ptr<const CommittedUpdate>> updates_;  // of round i + 1

@@ -20,7 +20,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kSteps = 20;
+constexpr uint64_t kSteps = 20;  // with local steps: rounds
+constexpr uint32_t kLocalSteps = 5;
 
 struct Trained {
   std::vector<TrainSummary> summaries;
@@ -46,6 +47,12 @@ class RecoveryTest : public testing::Test {
     spec.clear_codec();
     if (preset == "demo") spec.mutable_codec()->set_chunk_side(16);
     if (preset == "none") spec.set_allow_drift(true);
+    if (preset == "diloco" || preset == "sparse_loco") {
+      spec.set_steps(kSteps * kLocalSteps);
+      spec.mutable_schedule()->set_local_steps(kLocalSteps);
+      spec.set_placement(v1::PLACEMENT_REPLICATED);
+      spec.mutable_optimizer()->clear_beta2();
+    }
     spec.mutable_optimizer()->clear_base();
     spec.set_deterministic(deterministic);
     EXPECT_TRUE(CompleteRunSpec(&spec).ok());
@@ -100,6 +107,10 @@ class RecoveryTest : public testing::Test {
       const TrainState& same = other.states.at(name);
       EXPECT_EQ(state.parameters, same.parameters) << name;
       EXPECT_EQ(state.method.residual, same.method.residual) << name;
+      EXPECT_EQ(state.method.x, same.method.x) << name;
+      EXPECT_EQ(state.inner.first_moments, same.inner.first_moments) << name;
+      EXPECT_EQ(state.inner.second_moments, same.inner.second_moments) << name;
+      EXPECT_EQ(state.inner.beta2_power, same.inner.beta2_power) << name;
       EXPECT_EQ(state.method.step.first_moments, same.method.step.first_moments) << name;
       EXPECT_EQ(state.method.step.second_moments, same.method.step.second_moments) << name;
       EXPECT_EQ(state.method.step.beta1_power, same.method.step.beta1_power) << name;
@@ -117,7 +128,7 @@ class RecoveryTest : public testing::Test {
 
 // Case C15: 20 steps, and 10 steps with a checkpoint and 10 after a restart.
 TEST_F(RecoveryTest, TenStepsAndTenAfterARestartAreTwenty) {
-  for (const char* method : {"demo", "demo_adamw", "full", "none"}) {
+  for (const char* method : {"demo", "demo_adamw", "full", "none", "diloco", "sparse_loco"}) {
     for (const int ranks : {1, 2}) {
       SCOPED_TRACE(testing::Message() << method << ", ranks " << ranks);
       const bool adamw = std::string(method) == "demo_adamw";
@@ -144,15 +155,16 @@ TEST_F(RecoveryTest, TenStepsAndTenAfterARestartAreTwenty) {
 
 // Rounds that were committed after the checkpoint are computed again, and fit.
 TEST_F(RecoveryTest, DeterministicModeReplaysWhatWasLost) {
-  for (const int ranks : {1, 2}) {
+  for (const auto& [method, ranks] : std::vector<std::pair<std::string, int>>{
+           {"demo", 1}, {"demo", 2}, {"diloco", 1}, {"diloco", 2}, {"sparse_loco", 2}}) {
     for (const uint64_t every : {0, 4}) {  // 0: from the start state
-      SCOPED_TRACE(testing::Message() << "every " << every << ", ranks " << ranks);
-      const v1::RunSpec spec = Spec("demo", /*deterministic=*/true);
+      SCOPED_TRACE(testing::Message() << method << " every " << every << ", ranks " << ranks);
+      const v1::RunSpec spec = Spec(method, /*deterministic=*/true);
       LocalRun whole(spec, {{"a", ranks}, {"b", 1}});
       const Trained undisturbed = Train(&whole, ranks, kSteps, 0);
       ASSERT_TRUE(undisturbed.status.ok()) << undisturbed.status;
 
-      const std::string name = std::to_string(ranks) + "-" + std::to_string(every);
+      const std::string name = method + std::to_string(ranks) + "-" + std::to_string(every);
       LocalRun run(spec, {{"a", ranks}, {"b", 1}});
       EXPECT_EQ(Train(&run, ranks, 10, every, name).status.code(), absl::StatusCode::kCancelled);
       const Trained resumed = Train(&run, ranks, kSteps, every, name);

@@ -39,6 +39,13 @@ TrainState SmallState(uint64_t round) {
   state.method.step.second_moments = {{12, 13, 14}, {15, 16}};
   state.method.step.beta1_power = 0.9 * 0.9 * 0.9;
   state.method.step.beta2_power = 0.1;
+  state.method.x = {{27, 28, 29}, {30, 31}};
+  state.method.work = {7, 5000};
+  state.method.carried_rounds = 2;
+  state.inner.first_moments = {{17, 18, 19}, {20, 21}};
+  state.inner.second_moments = {{22, 23, 24}, {25, 26}};
+  state.inner.beta1_power = 0.9;
+  state.inner.beta2_power = 0.99;
   state.method.pending = {{round, 0.25f, {"piece", std::string("\0\1", 2)}}, {round + 1, 1.0f, {}}};
   return state;
 }
@@ -78,6 +85,14 @@ TEST_F(TrainStateTest, WhatIsReadIsWhatWasWritten) {
   EXPECT_EQ(read->method.step.second_moments, state.method.step.second_moments);
   EXPECT_EQ(read->method.step.beta1_power, state.method.step.beta1_power);
   EXPECT_EQ(read->facts.step, 15u);
+  EXPECT_EQ(read->method.x, state.method.x);
+  EXPECT_EQ(read->method.work.steps, 7u);
+  EXPECT_EQ(read->method.work.tokens, 5000u);
+  EXPECT_EQ(read->method.carried_rounds, 2u);
+  EXPECT_EQ(read->inner.first_moments, state.inner.first_moments);
+  EXPECT_EQ(read->inner.second_moments, state.inner.second_moments);
+  EXPECT_EQ(read->inner.beta1_power, 0.9);
+  EXPECT_EQ(read->inner.beta2_power, 0.99);
   EXPECT_EQ(read->facts.attempt, 7u);
   ASSERT_EQ(read->method.pending.size(), 2u);
   EXPECT_EQ(read->method.pending[0].decay, 0.25f);
