@@ -151,6 +151,25 @@ TEST(Progress, ShowsHeldOutLossOnceAndBytesARound) {
   EXPECT_EQ(text.find("  held-out", shown + 1), std::string::npos) << text;
 }
 
+TEST(Progress, WithLocalStepsItShowsRoundsAndWhatBecameOfThem) {
+  const std::string path = testing::TempDir() + "/local_metrics.jsonl";
+  testing::internal::CaptureStdout();
+  {
+    auto progress = Progress::Start({20, 4, /*quiet=*/false, path});
+    ASSERT_TRUE(progress.ok()) << progress.status();
+    RoundReport report;
+    report.round = 2;
+    report.step = 10;
+    report.local_steps = 5;
+    report.carried_rounds = 1;
+    (*progress)->Round(report);
+  }
+  const std::string text = testing::internal::GetCapturedStdout();
+  EXPECT_NE(text.find("10/20 (round 2/4)  loss"), std::string::npos) << text;
+  EXPECT_NE(ReadFile(path).find(R"("local_steps":5,"carried_rounds":1,"dropped_deltas":0)"),
+            std::string::npos);
+}
+
 TEST(WholeFile, TellsWhetherAFileCanBeMade) {
   EXPECT_TRUE(CheckCanWrite(testing::TempDir() + "/new").ok());
   EXPECT_TRUE(CheckCanWrite("new").ok());

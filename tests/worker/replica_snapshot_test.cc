@@ -88,7 +88,7 @@ float ValueAt(const std::string& tensor, uint32_t section, uint64_t element) {
   return static_cast<float>(mixed >> 8) * 0x1p-24f;
 }
 
-TrainState FilledState(Replica* replica, bool has_moments) {
+TrainState FilledState(Replica* replica, uint32_t sections) {
   TrainState state = replica->State();
   for (size_t i = 0; i < state.parts.size(); ++i) {
     const auto fill = [&](uint32_t section, std::vector<float>* values) {
@@ -97,9 +97,8 @@ TrainState FilledState(Replica* replica, bool has_moments) {
       }
     };
     fill(0, &state.parameters[i]);
-    if (!has_moments) continue;
-    fill(1, &state.method.step.first_moments[i]);
-    fill(2, &state.method.step.second_moments[i]);
+    if (sections > 1) fill(1, &state.method.step.first_moments[i]);
+    if (sections > 2) fill(2, &state.method.step.second_moments[i]);
   }
   // They run on without moments, too.
   state.method.step.beta1_power = std::pow(0.9, 3);
@@ -117,12 +116,12 @@ std::unique_ptr<Replica> MakeReplica(const v1::RunSpec& spec, ProcessGroup* grou
 }
 
 // What the ranks of a node upload together.
-Whole UploadedBy(const v1::RunSpec& spec, int ranks, bool has_moments) {
+Whole UploadedBy(const v1::RunSpec& spec, int ranks, uint32_t sections) {
   Whole whole;
   std::mutex mutex;
   RunRanks(ranks, [&](ProcessGroup* group) {
     const auto replica = MakeReplica(spec, group);
-    ASSERT_TRUE(replica->SetState(FilledState(replica.get(), has_moments)).ok());
+    ASSERT_TRUE(replica->SetState(FilledState(replica.get(), sections)).ok());
     const auto facts = replica->StateFacts(kStep);
     ASSERT_TRUE(facts.ok()) << facts.status();
     const SnapshotParts copy = replica->CopyState();
@@ -149,28 +148,38 @@ Whole UploadedBy(const v1::RunSpec& spec, int ranks, bool has_moments) {
   return whole;
 }
 
-// With and without moments; with and without frozen tensors.
-class ReplicaSnapshotTest : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
+// Without moments, with the array of an outer optimizer, with moments; without and with frozen
+// tensors.
+class ReplicaSnapshotTest : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {};
 
-v1::RunSpec Spec(bool has_moments, bool frozen) {
+v1::RunSpec Spec(uint32_t sections, bool frozen) {
   v1::RunSpec spec = SmallSpec();
-  if (has_moments) spec.mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_ADAMW);
+  if (sections == 3) spec.mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_ADAMW);
+  if (sections == 2) {
+    spec.clear_codec();
+    spec.set_preset("diloco");
+    spec.mutable_optimizer()->clear_base();
+    spec.set_placement(v1::PLACEMENT_REPLICATED);
+    const absl::Status complete = CompleteRunSpec(&spec);
+    EXPECT_TRUE(complete.ok()) << complete;
+  }
   if (frozen) spec.mutable_model()->add_frozen("*.attn.*");
   return spec;
 }
 
 TEST_P(ReplicaSnapshotTest, AnyNumberOfRanksGivesAndTakesTheSame) {
-  const bool has_moments = std::get<0>(GetParam()), frozen = std::get<1>(GetParam());
-  const v1::RunSpec spec = Spec(has_moments, frozen);
+  const uint32_t sections = std::get<0>(GetParam());
+  const bool frozen = std::get<1>(GetParam());
+  const v1::RunSpec spec = Spec(sections, frozen);
   std::string first;
   for (int from : {1, 2, 8}) {
     SCOPED_TRACE(absl::StrCat("from ", from, " ranks"));
-    const Whole whole = UploadedBy(spec, from, has_moments);
-    ASSERT_EQ(whole.facts.sections(), has_moments ? 3u : 1u);
+    const Whole whole = UploadedBy(spec, from, sections);
+    ASSERT_EQ(whole.facts.sections(), sections);
     EXPECT_EQ(whole.facts.frozen_sha256().empty(), !frozen);
     const uint64_t one = 0x3ff0000000000000;  // 1.0
-    EXPECT_EQ(whole.facts.beta1_power_bits() == one, !has_moments);
-    EXPECT_EQ(whole.facts.beta2_power_bits() == one, !has_moments);
+    EXPECT_EQ(whole.facts.beta1_power_bits() == one, sections == 1);
+    EXPECT_EQ(whole.facts.beta2_power_bits() == one, sections == 1);
     // Each element once.
     uint64_t elements = 0;
     for (const SectionRange& range : whole.held) elements += range.end - range.begin;
@@ -205,7 +214,7 @@ TEST_P(ReplicaSnapshotTest, AnyNumberOfRanksGivesAndTakesTheSame) {
         EXPECT_EQ(ours->state_sha256(), whole.facts.state_sha256());
         EXPECT_EQ(ours->beta1_power_bits(), whole.facts.beta1_power_bits());
         EXPECT_EQ(ours->beta2_power_bits(), whole.facts.beta2_power_bits());
-        const TrainState expected = FilledState(replica.get(), has_moments);
+        const TrainState expected = FilledState(replica.get(), sections);
         EXPECT_EQ(replica->State().parameters, expected.parameters);
         // What is the node's own stays.
         EXPECT_EQ(replica->State().method.residual, residual);
@@ -215,11 +224,11 @@ TEST_P(ReplicaSnapshotTest, AnyNumberOfRanksGivesAndTakesTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, ReplicaSnapshotTest,
-                         ::testing::Combine(::testing::Bool(), ::testing::Bool()));
+                         ::testing::Combine(::testing::Values(1u, 2u, 3u), ::testing::Bool()));
 
 TEST(ReplicaSnapshot, ASnapshotOfSomethingElseIsRefusedBeforeAnythingChanges) {
-  const v1::RunSpec spec = Spec(false, false);
-  const Whole whole = UploadedBy(spec, 1, false);
+  const v1::RunSpec spec = Spec(1, false);
+  const Whole whole = UploadedBy(spec, 1, 1);
   RunRanks(1, [&](ProcessGroup* group) {
     const auto replica = MakeReplica(spec, group);
     const std::string before = *replica->StateSha256(kStep);
