@@ -340,24 +340,17 @@ absl::StatusOr<TrainState> ReadTrainState(const std::string& path,
   ISTHMUS_RETURN_IF_ERROR(CheckParts(*file, parts));
   state.parts = parts;
   ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kParameters, parts, &state.parameters));
+  MethodState& method = state.method;
   const auto has = [&](const char* kind) {
     return !parts.empty() && file->entries().count(PartName(kind, parts[0])) > 0;
   };
-  MethodState& method = state.method;
-  if (has(kResidual)) {
-    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kResidual, parts, &method.residual));
+  const std::pair<const char*, std::vector<std::vector<float>>*> optional[] = {
+      {kResidual, &method.residual},           {kMoment1, &method.step.first_moments},
+      {kMoment2, &method.step.second_moments}, {kInner1, &state.inner.first_moments},
+      {kInner2, &state.inner.second_moments},  {kX, &method.x}};
+  for (const auto& [kind, values] : optional) {
+    if (has(kind)) ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kind, parts, values));
   }
-  if (has(kMoment1)) {
-    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kMoment1, parts, &method.step.first_moments));
-    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kMoment2, parts, &method.step.second_moments));
-  }
-  if (has(kInner1)) {
-    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kInner1, parts, &state.inner.first_moments));
-  }
-  if (has(kInner2)) {
-    ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kInner2, parts, &state.inner.second_moments));
-  }
-  if (has(kX)) ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kX, parts, &method.x));
   ISTHMUS_RETURN_IF_ERROR(ReadWork(*file, &method));
   TextReader texts(&file->metadata());
   if (has(kInner1)) {

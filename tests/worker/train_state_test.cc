@@ -85,6 +85,14 @@ TEST_F(TrainStateTest, WhatIsReadIsWhatWasWritten) {
   EXPECT_EQ(read->method.step.second_moments, state.method.step.second_moments);
   EXPECT_EQ(read->method.step.beta1_power, state.method.step.beta1_power);
   EXPECT_EQ(read->facts.step, 15u);
+  // An outer optimizer may have one array where AdamW has two.
+  TrainState one = state;
+  one.method.step.second_moments.clear();
+  ASSERT_TRUE(WriteTrainState(path_ + "3", one).ok());
+  const auto read_one = ReadTrainState(path_ + "3", state.parts);
+  ASSERT_TRUE(read_one.ok()) << read_one.status();
+  EXPECT_EQ(read_one->method.step.first_moments, one.method.step.first_moments);
+  EXPECT_TRUE(read_one->method.step.second_moments.empty());
   EXPECT_EQ(read->method.x, state.method.x);
   EXPECT_EQ(read->method.work.steps, 7u);
   EXPECT_EQ(read->method.work.tokens, 5000u);
