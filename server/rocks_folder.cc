@@ -6,6 +6,7 @@
 #include <rocksdb/write_batch.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -209,17 +210,20 @@ absl::StatusOr<std::unique_ptr<RocksFolder>> RocksFolder::Open(const RocksStoreO
       {rocksdb::kDefaultColumnFamilyName, FamilyOptions(options, false)},
       {"rounds", FamilyOptions(options, true)},
       {"settled", FamilyOptions(options, false)},
-      {"snapshots", FamilyOptions(options, true)}};
+      {"snapshots", FamilyOptions(options, true)},
+      {"merged", FamilyOptions(options, true)}};
   // A snapshot that was dropped is large, and its tables, which name what is in the blob files, are
-  // small: every one is merged at once, and with the first of the next snapshot the files go.
-  families.back().options.level0_file_num_compaction_trigger = 1;
+  // small: every one is merged at once, and with the first of the next snapshot the files go. So
+  // are the aggregates that it makes needless.
+  families[3].options.level0_file_num_compaction_trigger = 1;
+  families[4].options.level0_file_num_compaction_trigger = 1;
   if (mode == Mode::kReadOnly) {
     // What is only read gets no new family.
     std::vector<std::string> names;
     const rocksdb::Status listed =
         rocksdb::DB::ListColumnFamilies(DbOptions(options), options.dir, &names);
     if (!listed.ok()) return folder->Explain(listed);
-    if (std::find(names.begin(), names.end(), families.back().name) == names.end()) {
+    while (std::find(names.begin(), names.end(), families.back().name) == names.end()) {
       families.pop_back();
     }
   }
@@ -426,6 +430,39 @@ absl::StatusOr<std::string> RocksFolder::ReadPiece(uint64_t round,
   return absl::DataLossError(absl::StrCat("state folder ", dir_, ": ", piece, " has ", data.size(),
                                           " bytes, not ", PieceBytes(range),
                                           "; put a copy of the folder in its place"));
+}
+
+absl::StatusOr<std::vector<float>> RocksFolder::ReadAggregate(uint64_t round,
+                                                              uint64_t elements) const {
+  if (merged() == nullptr) return AggregateNotKept(round);
+  const std::unique_ptr<rocksdb::Iterator> parts(
+      db_->NewIterator(rocksdb::ReadOptions(), merged()));
+  std::vector<float> values(elements);
+  uint64_t bytes = 0;
+  uint32_t part = 0;
+  parts->Seek(RoundKey(round, 0));
+  for (; parts->Valid() && parts->key() == RoundKey(round, part); parts->Next(), ++part) {
+    const rocksdb::Slice value = parts->value();
+    if (bytes + value.size() <= elements * sizeof(float)) {
+      std::memcpy(reinterpret_cast<char*>(values.data()) + bytes, value.data(), value.size());
+    }
+    bytes += value.size();
+  }
+  ISTHMUS_RETURN_IF_ERROR(Explain(parts->status(), absl::StrCat("the aggregate of round ", round)));
+  if (part == 0) return AggregateNotKept(round);
+  if (bytes == elements * sizeof(float)) return values;
+  const absl::Status other = AggregateOfOtherSize(round, bytes, elements);
+  return absl::DataLossError(absl::StrCat("state folder ", dir_, ": ", other.message(),
+                                          "; put a copy of the folder in its place"));
+}
+
+void RocksFolder::DropAggregates(uint64_t last_round, rocksdb::WriteBatch* writes) const {
+  // Most runs have none, and then the family stays untouched.
+  const std::unique_ptr<rocksdb::Iterator> first(
+      db_->NewIterator(rocksdb::ReadOptions(), merged()));
+  first->SeekToFirst();
+  if (!first->Valid()) return;
+  writes->DeleteRange(merged(), RoundKey(0, 0), RoundKey(last_round + 1, 0));
 }
 
 void RocksFolder::DropSnapshot(uint64_t round, rocksdb::WriteBatch* writes) const {

@@ -46,6 +46,11 @@ class RocksFolder {
     return families_.size() > 3 ? families_[3] : nullptr;
   }
 
+  // Aggregates of hosted rounds. Null: as snapshots().
+  rocksdb::ColumnFamilyHandle* merged() const {
+    return families_.size() > 4 ? families_[4] : nullptr;
+  }
+
   // NOT_FOUND: there is none. DATA_LOSS: it is damaged.
   absl::Status Read(rocksdb::ColumnFamilyHandle* family, const std::string& key,
                     google::protobuf::MessageLite* message) const;
@@ -55,6 +60,8 @@ class RocksFolder {
   // there.
   absl::StatusOr<std::vector<SectionRange>> Pieces(uint64_t round) const;
   absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const;
+  // NOT_FOUND: there is none. DATA_LOSS: it is damaged, or of another size.
+  absl::StatusOr<std::vector<float>> ReadAggregate(uint64_t round, uint64_t elements) const;
   // The first update is round 1 where nothing was ever committed.
   absl::StatusOr<v1::StoredSpan> ReadSpan() const;
 
@@ -62,6 +69,9 @@ class RocksFolder {
   absl::StatusOr<std::vector<uint64_t>> SnapshotRounds() const;
   // Adds the removal of all that family "snapshots" has of a round.
   void DropSnapshot(uint64_t round, rocksdb::WriteBatch* writes) const;
+
+  // Adds the removal of the aggregates up to a round.
+  void DropAggregates(uint64_t last_round, rocksdb::WriteBatch* writes) const;
 
   // An error of the database as one of ours; `of` says at what, where that is known.
   absl::Status Explain(const rocksdb::Status& status, absl::string_view of = "") const;

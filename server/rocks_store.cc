@@ -78,11 +78,14 @@ class RocksStore final : public Store {
                           absl::string_view data) override;
   std::vector<SectionRange> Pieces(uint64_t round) const override;
   absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override;
+  absl::StatusOr<std::vector<float>> ReadAggregate(uint64_t round,
+                                                   uint64_t elements) const override;
 
  private:
   absl::Status OpenAgainIfFull();
   absl::Status WriteToFolder(rocksdb::WriteBatch* writes, bool sync);
   bool WroteBefore(const StoreBatch& batch) const;
+  absl::Status WriteAggregate(uint64_t round, const std::vector<float>& values);
   absl::Status AppendSnapshot(const StoreBatch& batch, rocksdb::WriteBatch* writes) const;
   absl::Status AppendCommit(const StoreBatch& batch, rocksdb::WriteBatch* writes,
                             v1::StoredSpan* span) const;
@@ -115,6 +118,9 @@ absl::Status RocksStore::Write(const StoreBatch& batch) {
   ISTHMUS_RETURN_IF_ERROR(OpenAgainIfFull());
   if (WroteBefore(batch)) return absl::OkStatus();
 
+  if (batch.aggregate != nullptr) {
+    ISTHMUS_RETURN_IF_ERROR(WriteAggregate(batch.update->record.round(), *batch.aggregate));
+  }
   rocksdb::WriteBatch writes;
   v1::StoredSpan span;
   {
@@ -132,6 +138,21 @@ absl::Status RocksStore::Write(const StoreBatch& batch) {
   ISTHMUS_RETURN_IF_ERROR(AppendSnapshot(batch, &writes));
   ISTHMUS_RETURN_IF_ERROR(WriteToFolder(&writes, /*sync=*/true));
   Remember(batch, span);
+  return absl::OkStatus();
+}
+
+// Under write_mutex_. In parts, so that none is as large as a model. The commit is synced, and with
+// it all that the log had before; without it they are parts of nothing.
+absl::Status RocksStore::WriteAggregate(uint64_t round, const std::vector<float>& values) {
+  constexpr size_t kPartValues = kPieceBytesMax / sizeof(float);
+  for (size_t part = 0; part == 0 || part * kPartValues < values.size(); ++part) {
+    const size_t count = std::min(kPartValues, values.size() - part * kPartValues);
+    rocksdb::WriteBatch writes;
+    writes.Put(
+        folder_->merged(), RoundKey(round, static_cast<uint32_t>(part)),
+        {reinterpret_cast<const char*>(values.data() + part * kPartValues), count * sizeof(float)});
+    ISTHMUS_RETURN_IF_ERROR(WriteToFolder(&writes, /*sync=*/false));
+  }
   return absl::OkStatus();
 }
 
@@ -183,6 +204,9 @@ absl::Status RocksStore::AppendSnapshot(const StoreBatch& batch,
   for (uint64_t round : rounds) {
     if (stay.count(round) == 0) folder_->DropSnapshot(round, writes);
   }
+  if (batch.snapshot.has_value()) {
+    folder_->DropAggregates(state.snapshots.back().facts().round(), writes);
+  }
   return absl::OkStatus();
 }
 
@@ -213,6 +237,13 @@ absl::StatusOr<std::string> RocksStore::ReadPiece(uint64_t round, const SectionR
   std::shared_lock<std::shared_mutex> lock(folder_mutex_);
   if (folder_ == nullptr) return absl::UnavailableError("the state folder is being opened");
   return folder_->ReadPiece(round, range);
+}
+
+absl::StatusOr<std::vector<float>> RocksStore::ReadAggregate(uint64_t round,
+                                                             uint64_t elements) const {
+  std::shared_lock<std::shared_mutex> lock(folder_mutex_);
+  if (folder_ == nullptr) return absl::UnavailableError("the state folder is being opened");
+  return folder_->ReadAggregate(round, elements);
 }
 
 // A write that met a full disk may have come through in spite of its answer.

@@ -15,6 +15,8 @@
 //   ROUND 0 RANGE   the same family: that there is this piece. RANGE is section, begin, end, as 32,
 //                   64 and 64 bits big endian
 //   ROUND 1 RANGE   the same family: the piece, in a blob file
+//   ROUND PART      family "merged": a part of the aggregate that a hosted round's outer step took,
+//                   float32, in a blob file. Written before the commit that makes it count
 #pragma once
 
 #include <memory>

@@ -26,6 +26,10 @@ class MemoryStore final : public Store {
     ApplyBatch(batch, &state_);
     if (batch.update != nullptr) KeepUpdateLocked(batch);
     if (batch.plan.has_value() || batch.snapshot.has_value()) DropPiecesLocked(batch);
+    if (batch.snapshot.has_value()) {
+      aggregates_.erase(aggregates_.begin(),
+                        aggregates_.upper_bound(state_.snapshots.back().facts().round()));
+    }
     return absl::OkStatus();
   }
 
@@ -103,6 +107,15 @@ class MemoryStore final : public Store {
     return PieceNotKept(round, range);
   }
 
+  absl::StatusOr<std::vector<float>> ReadAggregate(uint64_t round,
+                                                   uint64_t elements) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto held = aggregates_.find(round);
+    if (held == aggregates_.end()) return AggregateNotKept(round);
+    if (held->second->size() == elements) return *held->second;
+    return AggregateOfOtherSize(round, held->second->size() * sizeof(float), elements);
+  }
+
  private:
   uint64_t FirstLocked() const { return state_.last_round + 1 - updates_.size(); }
 
@@ -111,6 +124,7 @@ class MemoryStore final : public Store {
     bytes_ += Cost(*batch.update);
     updates_.push_back(batch.update);
     settled_.push_back(batch.update->record.sha256());
+    if (batch.aggregate != nullptr) aggregates_[state_.last_round] = batch.aggregate;
     const uint64_t first = FirstLocked();
     const uint64_t keep =
         FirstRoundToKeep(limits_, batch, first, state_.last_round, bytes_,
@@ -142,6 +156,7 @@ class MemoryStore final : public Store {
   std::deque<std::string> settled_;      // hashes of records, the same way
   uint64_t bytes_ = 0;
   std::map<uint64_t, std::map<SectionRange, std::string>> pieces_;  // by round
+  std::map<uint64_t, std::shared_ptr<const std::vector<float>>> aggregates_;
 };
 
 }  // namespace
@@ -192,8 +207,11 @@ std::set<uint64_t> RoundsToKeep(const StoreBatch& batch, const StoredState& stat
   for (const v1::StoredSnapshot& snapshot : state.snapshots) {
     rounds.insert(snapshot.facts().round());
   }
-  // Of a new plan nothing can be there that is of use.
-  if (state.plan.has_value() && !batch.plan.has_value()) rounds.insert(state.plan->round());
+  // Of a new plan nothing can be there that is of use, and one that a snapshot has overtaken is
+  // done.
+  const bool under_way = state.plan.has_value() && !batch.plan.has_value() &&
+                         (rounds.empty() || state.plan->round() > *rounds.rbegin());
+  if (under_way) rounds.insert(state.plan->round());
   return rounds;
 }
 
@@ -210,6 +228,17 @@ absl::Status PieceNotKept(uint64_t round, const SectionRange& range) {
   return absl::NotFoundError(absl::StrCat("the state after round ", round, " has no piece [",
                                           range.begin, ", ", range.end, ") of section ",
                                           range.section, " here (any more)"));
+}
+
+absl::Status AggregateNotKept(uint64_t round) {
+  return absl::NotFoundError(
+      absl::StrCat("the aggregate of round ", round, " is not kept here (any more)"));
+}
+
+absl::Status AggregateOfOtherSize(uint64_t round, uint64_t bytes, uint64_t elements) {
+  return absl::DataLossError(absl::StrCat("the aggregate of round ", round, " has ", bytes,
+                                          " bytes; one of ", elements, " elements has ",
+                                          elements * sizeof(float)));
 }
 
 }  // namespace isthmus

@@ -61,6 +61,9 @@ struct StoreBatch {
   // With an update: whatever else is said, updates after this round stay. They are all there is
   // between the newest snapshot, or the start state, and the present. Absent: nobody needs them.
   absl::optional<uint64_t> needed_after;
+  // With an update whose outer step the coordinator took: the aggregate that it took, a float32 for
+  // each element of the model. It stays until a snapshot of that round or a later one counts.
+  std::shared_ptr<const std::vector<float>> aggregate;
   // Whose state becomes the next snapshot. Pieces of all rounds that do not count go.
   absl::optional<v1::StoredSnapshotPlan> plan;
   // All of its pieces were written: from here on it counts. All but the kSnapshotsKept newest go.
@@ -120,6 +123,12 @@ class Store {
   // One of them. NOT_FOUND: it is not there (any more). DATA_LOSS: damaged.
   virtual absl::StatusOr<std::string> ReadPiece(uint64_t round,
                                                 const SectionRange& range) const = 0;
+
+  // The aggregate of that many elements that came with the update of `round`.
+  //   NOT_FOUND  it came without one, or a snapshot has made it needless
+  //   DATA_LOSS  it is damaged; says where
+  virtual absl::StatusOr<std::vector<float>> ReadAggregate(uint64_t round,
+                                                           uint64_t elements) const = 0;
 };
 
 // Size of a piece: a float32, little endian, for each of its elements.
@@ -174,5 +183,8 @@ absl::Status UpdateNotKept(uint64_t round, uint64_t first_round, uint64_t last_r
 
 // The answer to a question about a piece that is not there.
 absl::Status PieceNotKept(uint64_t round, const SectionRange& range);
+// The same of an aggregate, and of one that has another size than the model.
+absl::Status AggregateNotKept(uint64_t round);
+absl::Status AggregateOfOtherSize(uint64_t round, uint64_t bytes, uint64_t elements);
 
 }  // namespace isthmus

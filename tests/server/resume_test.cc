@@ -54,6 +54,10 @@ class LastingStore final : public Store {
   absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override {
     return store_->ReadPiece(round, range);
   }
+  absl::StatusOr<std::vector<float>> ReadAggregate(uint64_t round,
+                                                   uint64_t elements) const override {
+    return store_->ReadAggregate(round, elements);
+  }
 
   // As one in memory, and as if every round had its snapshot, so that updates may go.
   void HaveSnapshots() { has_snapshots_ = true; }

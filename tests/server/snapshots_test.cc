@@ -52,6 +52,10 @@ class FullStore final : public Store {
   absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override {
     return store_->ReadPiece(round, range);
   }
+  absl::StatusOr<std::vector<float>> ReadAggregate(uint64_t round,
+                                                   uint64_t elements) const override {
+    return store_->ReadAggregate(round, elements);
+  }
 
   bool full = false;
   bool hides_pieces = false;

@@ -246,6 +246,49 @@ TEST_P(StoreTest, KeepsTheNewestSnapshotsAndWhatIsPlanned) {
   ExpectPieces(*store, 5, {});
 }
 
+// Of a float for each element, the round's own.
+std::shared_ptr<const std::vector<float>> TestAggregate(uint64_t round, size_t elements) {
+  std::vector<float> values(elements);
+  for (size_t i = 0; i < elements; ++i) values[i] = static_cast<float>(round * 1000 + i);
+  return std::make_shared<const std::vector<float>>(std::move(values));
+}
+
+TEST_P(StoreTest, KeepsAggregatesUntilASnapshotMakesThemNeedless) {
+  constexpr size_t kElements = kPieceBytesMax / sizeof(float) + 1;  // in more than one part
+  const auto store = Make();
+  for (uint64_t round = 1; round <= 5; ++round) {
+    StoreBatch batch = TestCommit(round, 40);
+    if (round != 4) batch.aggregate = TestAggregate(round, kElements);  // 4: a void round
+    ASSERT_TRUE(store->Write(batch).ok());
+  }
+  const auto expect_kept = [&](uint64_t first) {
+    for (uint64_t round = 1; round <= 5; ++round) {
+      const auto read = store->ReadAggregate(round, kElements);
+      if (round < first || round == 4) {
+        EXPECT_TRUE(absl::IsNotFound(read.status())) << round << ": " << read.status();
+      } else {
+        ASSERT_TRUE(read.ok()) << read.status();
+        EXPECT_EQ(*read, *TestAggregate(round, kElements));
+      }
+    }
+  };
+  expect_kept(1);
+  for (size_t elements : {kElements - 1, kElements + 1}) {
+    const absl::Status other = store->ReadAggregate(3, elements).status();
+    EXPECT_TRUE(absl::IsDataLoss(other)) << other;
+    EXPECT_THAT(std::string(other.message()), HasSubstr("the aggregate of round 3 has 1048580"));
+  }
+  WriteTestSnapshot(store.get(), 0, TestRanges(1, 10));
+  expect_kept(1);
+  WriteTestSnapshot(store.get(), 2, TestRanges(1, 10));
+  expect_kept(3);
+  // One that is not the newest makes nothing needless that was needed.
+  WriteTestSnapshot(store.get(), 1, TestRanges(1, 10));
+  expect_kept(3);
+  WriteTestSnapshot(store.get(), 5, TestRanges(1, 10));
+  expect_kept(6);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, StoreTest, ::testing::Values("memory", "rocks"),
                          [](const auto& info) { return info.param; });
 

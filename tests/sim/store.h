@@ -32,6 +32,10 @@ class SimStore final : public Store {
   absl::StatusOr<std::string> ReadPiece(uint64_t round, const SectionRange& range) const override {
     return kept_->ReadPiece(round, range);
   }
+  absl::StatusOr<std::vector<float>> ReadAggregate(uint64_t round,
+                                                   uint64_t elements) const override {
+    return kept_->ReadAggregate(round, elements);
+  }
 
   // The next write is the last thing the process does: `written` says whether it is on the disk
   // then.
