@@ -18,16 +18,29 @@ constexpr size_t kPieceOverheadBytes = 256;
 
 size_t Cost(const HeldPiece& piece) { return piece.bytes->size() + kPieceOverheadBytes; }
 
+absl::Status CheckSameSize(const std::string& node, const Contribution& held,
+                           const ContributionSize& size) {
+  if (held.size.tokens == size.tokens && held.size.steps == size.steps) return absl::OkStatus();
+  return WithReason(
+      absl::AlreadyExistsError(absl::StrCat(
+          "node '", node, "' says ", size.tokens, " tokens and ", size.steps, " steps for attempt ",
+          held.attempt, ", before it said ", held.size.tokens, " and ", held.size.steps,
+          "; one attempt is one computation, a new one takes a new attempt")),
+      "OTHER_SIZE");
+}
+
 }  // namespace
 
 Aggregator::Aggregator(std::shared_ptr<const Grid> grid, size_t bytes_max)
     : grid_(std::move(grid)), bytes_max_(bytes_max) {}
 
-absl::Status Aggregator::Begin(const std::string& node, uint64_t attempt) {
+absl::Status Aggregator::Begin(const std::string& node, uint64_t attempt,
+                               const ContributionSize& size) {
   const auto found = contributions_.find(node);
   if (found != contributions_.end()) {
     const Contribution& held = found->second;
-    if (held.complete || held.attempt == attempt) return absl::OkStatus();
+    if (held.complete) return absl::OkStatus();
+    if (held.attempt == attempt) return CheckSameSize(node, held, size);
     if (held.attempt > attempt) {
       return WithReason(
           absl::FailedPreconditionError(absl::StrCat(
@@ -38,6 +51,7 @@ absl::Status Aggregator::Begin(const std::string& node, uint64_t attempt) {
     Discard(node);
   }
   contributions_[node].attempt = attempt;
+  contributions_[node].size = size;
   return absl::OkStatus();
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/aggregate.h"
 #include "server/contribution.h"
 #include "spec/grid.h"
 #include "spec/piece.h"
@@ -30,6 +31,7 @@ struct Contribution {
   std::map<uint64_t, HeldPiece> pieces;  // by first chunk
   bool complete = false;
   std::string digest;  // when complete
+  ContributionSize size;
 };
 
 class Aggregator {
@@ -38,8 +40,10 @@ class Aggregator {
   Aggregator(std::shared_ptr<const Grid> grid, size_t bytes_max);
 
   // Starts or resumes an attempt. A newer attempt discards an older incomplete one; a complete one
-  // stands whatever comes. FAILED_PRECONDITION: a newer attempt is held already.
-  absl::Status Begin(const std::string& node, uint64_t attempt);
+  // stands whatever comes. `size`: what went into it.
+  //   FAILED_PRECONDITION  a newer attempt is held already
+  //   ALREADY_EXISTS       the attempt said before that other numbers went into it
+  absl::Status Begin(const std::string& node, uint64_t attempt, const ContributionSize& size = {});
 
   // Takes a piece of an attempt that was begun. The same piece again is fine, and so is any piece
   // after another attempt was completed (it is not needed).

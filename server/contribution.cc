@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/aggregate.h"
+#include "kernels/number_format.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -33,16 +35,24 @@ absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string b
   HeldPiece held;
   held.bytes = std::make_shared<const std::string>(std::move(bytes));
   ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(grid, *held.bytes));
-  if (piece.codec != v1::PAYLOAD_CODEC_TOPK_F32) {
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat(
-            "a piece from ", grid.Describe(piece.first_chunk), " on has layout ",
-            v1::PayloadCodec_Name(piece.codec), "; this run takes ",
-            v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32), ", as its header must say")),
-        "WRONG_CODEC");
+  const v1::PayloadCodec layout = ContributionLayout(grid.codec());
+  if (piece.codec != layout) {
+    return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                          "a piece from ", grid.Describe(piece.first_chunk), " on has layout ",
+                          v1::PayloadCodec_Name(piece.codec), "; this run takes ",
+                          v1::PayloadCodec_Name(layout), ", as its header must say")),
+                      "WRONG_CODEC");
   }
+  // Components of every-step methods may be as large as a transform of what a momentum holds.
+  const bool has_outer = UpdateLayout(grid.codec()) == v1::PAYLOAD_CODEC_REPLY;
   ISTHMUS_RETURN_IF_ERROR(
-      ForEachChunk(grid, piece, [](uint64_t, const Components&) { return absl::OkStatus(); }));
+      ForEachChunk(grid, piece, [&](uint64_t chunk, const Components& components) {
+        size_t at = 0;
+        if (!has_outer || AllWithin(kNumberMax, components.value, &at)) return absl::OkStatus();
+        return absl::InvalidArgumentError(absl::StrCat(grid.Describe(chunk), ": value ", at, " is ",
+                                                       components.value[at], "; magnitudes up to ",
+                                                       kNumberMax, " are taken"));
+      }));
   held.first_chunk = piece.first_chunk;
   held.end_chunk = piece.end_chunk;
   return held;

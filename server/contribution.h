@@ -3,12 +3,14 @@
 // that need no lock: the expensive half of taking a submission in.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/check.h"
 #include "spec/grid.h"
 #include "spec/piece.h"
 
@@ -36,6 +38,25 @@ struct HeldPiece {
   uint64_t first_chunk = 0;
   uint64_t end_chunk = 0;
 };
+
+// Calls visit(first chunk, end chunk, their coded bytes) for what chunks [begin, end) are in of
+// `pieces`, which were checked, ascend and cover them. Sizes follow from the grid, so a chunk is
+// found inside a piece without reading what is before.
+template <typename Visit>
+void ForEachPart(const ContributionSizes& sizes, const std::vector<HeldPiece>& pieces,
+                 uint64_t begin, uint64_t end, const Visit& visit) {
+  auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
+                                [](uint64_t b, const HeldPiece& p) { return b < p.end_chunk; });
+  for (; begin < end; ++piece) {
+    ISTHMUS_CHECK(piece != pieces.end() && piece->first_chunk <= begin);
+    const uint64_t part_end = std::min(end, piece->end_chunk);
+    visit(begin, part_end,
+          absl::string_view(*piece->bytes)
+              .substr(kPieceHeaderBytes + sizes.Bytes(piece->first_chunk, begin),
+                      sizes.Bytes(begin, part_end)));
+    begin = part_end;
+  }
+}
 
 // Checks everything about a piece of a contribution that can be checked on its own: header, range,
 // checksum, layout, and in every chunk the indices, padding and that all values are finite.

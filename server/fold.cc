@@ -18,26 +18,14 @@ constexpr size_t kBatchBlocks = 256;
 // The chunks [begin, end) of one contribution, decoded, appended to `out`.
 void Decode(const Grid& grid, const ContributionSizes& sizes, const std::vector<HeldPiece>& pieces,
             uint64_t begin, uint64_t end, std::vector<Components>* out) {
-  auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
-                                [](uint64_t b, const HeldPiece& p) { return b < p.end_chunk; });
-  while (begin < end) {
-    ISTHMUS_CHECK(piece != pieces.end() && piece->first_chunk <= begin);
-    PieceView part;
-    part.codec = v1::PAYLOAD_CODEC_TOPK_F32;
-    part.first_chunk = begin;
-    part.end_chunk = std::min(end, piece->end_chunk);
-    // Sizes follow from the grid, so a block is found inside a piece without reading what is
-    // before.
-    part.body = absl::string_view(*piece->bytes)
-                    .substr(kPieceHeaderBytes + sizes.Bytes(piece->first_chunk, begin),
-                            sizes.Bytes(begin, part.end_chunk));
-    for (ChunkReader reader(&grid, part); !reader.done();) {
-      out->emplace_back();
-      ISTHMUS_CHECK(reader.Next(&out->back()).ok());  // the piece was checked when it came
-    }
-    begin = part.end_chunk;
-    ++piece;
-  }
+  ForEachPart(sizes, pieces, begin, end,
+              [&](uint64_t part_begin, uint64_t part_end, absl::string_view bytes) {
+                const PieceView part = {v1::PAYLOAD_CODEC_TOPK_F32, part_begin, part_end, bytes};
+                for (ChunkReader reader(&grid, part); !reader.done();) {
+                  out->emplace_back();
+                  ISTHMUS_CHECK(reader.Next(&out->back()).ok());  // it was checked when it came
+                }
+              });
 }
 
 // Merged components of each chunk of one block.
