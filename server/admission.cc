@@ -320,11 +320,12 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(
   ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(manifest, spec_.codec()));
   const auto grid = std::make_shared<const Grid>(std::move(made));
   // So every member has room for its contribution, and none can wait for another's. A chunk has a
-  // value at least (where any travel): what is too large by that is refused before its sizes are
-  // added up.
+  // value at least (where any travel), in numbers a byte: what is too large by that is refused
+  // before its sizes are added up.
   const uint64_t bytes_max = kOpenContributionBytesMax / nodes_.size();
   const bool sends = spec_.codec().kind() != v1::CODEC_KIND_NONE;
-  const uint64_t bytes_min = sends ? grid->chunks() * sizeof(float) : 0;
+  const uint64_t chunk_min = spec_.codec().kind() == v1::CODEC_KIND_NUMBERS ? 1 : sizeof(float);
+  const uint64_t bytes_min = sends ? grid->chunks() * chunk_min : 0;
   absl::optional<ContributionSizes> sizes;
   if (bytes_min <= bytes_max) sizes.emplace(grid);
   if (!sizes.has_value() || sizes->total() > bytes_max) {

@@ -16,7 +16,9 @@
 #include "server/rocks_folder.h"
 #include "spec/grid.h"
 #include "spec/piece.h"
+#include "spec/rounds.h"
 #include "spec/section_ranges.h"
+#include "spec/stages.h"
 #include "spec/state_hash.h"
 #include "spec/update_record.h"
 
@@ -40,7 +42,8 @@ class Checker {
     ISTHMUS_RETURN_IF_ERROR(CheckSettlements());
     ISTHMUS_RETURN_IF_ERROR(CheckUpdates());
     ISTHMUS_RETURN_IF_ERROR(CheckOpening());
-    return CheckSnapshots();
+    ISTHMUS_RETURN_IF_ERROR(CheckSnapshots());
+    return CheckAggregates();
   }
 
  private:
@@ -52,7 +55,7 @@ class Checker {
     }
     const v1::StoredRun& run = *state_.run;
     for (const v1::NodeSpec& node : run.spec().nodes()) names_.insert(node.name());
-    lines_->push_back(absl::StrCat("run '", run.spec().run(), "' of ", run.spec().steps(),
+    lines_->push_back(absl::StrCat("run '", run.spec().run(), "' of ", Rounds(run.spec()),
                                    " rounds, nodes ", absl::StrJoin(names_, ", ")));
     if (!run.has_manifest()) return absl::OkStatus();
     ISTHMUS_ASSIGN_OR_RETURN(Grid grid, Grid::Make(run.manifest(), run.spec().codec()));
@@ -146,7 +149,7 @@ class Checker {
   absl::Status CheckOpening() {
     const uint64_t last = span_.last_round();
     if (!state_.run.has_value() || last == 0) return absl::OkStatus();
-    if (last == state_.run->spec().steps()) {
+    if (last == Rounds(state_.run->spec())) {
       lines_->push_back("the run is finished");
       return absl::OkStatus();
     }
@@ -183,7 +186,10 @@ class Checker {
     }
     ISTHMUS_ASSIGN_OR_RETURN(const std::vector<uint64_t> held, folder_->SnapshotRounds());
     std::set<uint64_t> unfinished(held.begin(), held.end());
-    if (state_.plan.has_value()) unfinished.insert(state_.plan->round());
+    // One that a snapshot has overtaken is done.
+    if (state_.plan.has_value() && (count.empty() || state_.plan->round() > *count.rbegin())) {
+      unfinished.insert(state_.plan->round());
+    }
     for (uint64_t round : unfinished) {
       if (count.count(round) == 0) ISTHMUS_RETURN_IF_ERROR(CheckUnfinished(round));
     }
@@ -194,7 +200,9 @@ class Checker {
   absl::Status CheckFacts(const v1::StoredSnapshot& snapshot) const {
     const v1::SnapshotFacts& facts = snapshot.facts();
     if (grid_ == nullptr) return Broken("there is no model that it could be of");
-    if (names_.count(snapshot.node()) == 0) {
+    // That of a hosted model is the coordinator's own, from the first round on.
+    const bool own = IsHosted(state_.run->spec()) && facts.round() != 0;
+    if (own ? !snapshot.node().empty() : names_.count(snapshot.node()) == 0) {
       return Broken(absl::StrCat("'", snapshot.node(), "' is not one of the spec's nodes"));
     }
     const v1::StoredRun& run = *state_.run;
@@ -202,10 +210,11 @@ class Checker {
       return Broken(absl::StrCat("it is of run '", facts.run(), "' and model ",
                                  HexPrefix(facts.fingerprint())));
     }
-    if ((facts.sections() != 1 && facts.sections() != 3) || facts.elements() != grid_->elements()) {
+    const uint32_t sections = StateSections(run.spec());
+    if (facts.sections() != sections || facts.elements() != grid_->elements()) {
       return Broken(absl::StrCat("it has ", facts.sections(), " sections of ", facts.elements(),
-                                 " elements; the model has ", grid_->elements(),
-                                 ", and a state 1 or 3 sections"));
+                                 " elements; the model has ", grid_->elements(), ", and its state ",
+                                 sections, " sections"));
     }
     const uint64_t round = facts.round();
     if (round > span_.last_round()) return Broken("its round is not committed");
@@ -227,8 +236,8 @@ class Checker {
   absl::Status CheckState(const v1::StoredSnapshot& snapshot) const {
     const v1::SnapshotFacts& facts = snapshot.facts();
     ISTHMUS_ASSIGN_OR_RETURN(const auto pieces, folder_->Pieces(facts.round()));
-    const std::vector<SectionRange> missing =
-        Missing(AllRanges(facts.sections(), facts.elements()), pieces, 1);
+    const std::vector<SectionRange> missing = Missing(
+        AllRanges(facts.sections() + snapshot.hosted().sections(), facts.elements()), pieces, 1);
     if (!missing.empty()) {
       return Broken(absl::StrCat("elements [", missing[0].begin, ", ", missing[0].end,
                                  ") of section ", missing[0].section, " are not there"));
@@ -236,6 +245,11 @@ class Checker {
     StateHasher hasher(*grid_, facts);
     uint64_t bytes = 0;
     for (const SectionRange& range : pieces) {
+      if (range.section >= facts.sections() &&
+          range.section < facts.sections() + snapshot.hosted().sections()) {
+        bytes += PieceBytes(range);
+        continue;
+      }
       ISTHMUS_ASSIGN_OR_RETURN(const std::string data, folder_->ReadPiece(facts.round(), range));
       bytes += data.size();
       // No more than the state has: so that nothing is there twice, or outside of it.
@@ -246,9 +260,54 @@ class Checker {
                                  snapshot.payload_bytes()));
     }
     ISTHMUS_ASSIGN_OR_RETURN(const std::string sha256, hasher.Finish());
-    if (sha256 == facts.state_sha256()) return absl::OkStatus();
+    if (sha256 == facts.state_sha256()) return CheckHosted(snapshot, pieces);
     return Broken(absl::StrCat("its state has SHA-256 ", HexPrefix(sha256), ", its record says ",
                                HexPrefix(facts.state_sha256())));
+  }
+
+  // What the coordinator alone holds of a hosted model.
+  absl::Status CheckHosted(const v1::StoredSnapshot& snapshot,
+                           const std::vector<SectionRange>& pieces) const {
+    if (!IsHosted(state_.run->spec())) return absl::OkStatus();
+    const v1::SnapshotFacts& facts = snapshot.facts();
+    v1::SnapshotFacts alone;  // a section by itself
+    alone.set_step(facts.step());
+    alone.set_sections(1);
+    Sha256 all;
+    const uint32_t end = facts.sections() + snapshot.hosted().sections();
+    for (uint32_t section = facts.sections(); section < end; ++section) {
+      StateHasher hasher(*grid_, alone);
+      for (const SectionRange& range : pieces) {
+        if (range.section != section) continue;
+        ISTHMUS_ASSIGN_OR_RETURN(const std::string data, folder_->ReadPiece(facts.round(), range));
+        ISTHMUS_RETURN_IF_ERROR(hasher.Add(data));
+      }
+      ISTHMUS_ASSIGN_OR_RETURN(const std::string sha256, hasher.Finish());
+      all.Update(sha256);
+    }
+    const std::string sha256 = all.Finish();
+    if (sha256 == snapshot.hosted().sha256()) return absl::OkStatus();
+    return Broken(absl::StrCat("its outer state has SHA-256 ", HexPrefix(sha256),
+                               ", its record says ", HexPrefix(snapshot.hosted().sha256())));
+  }
+
+  // A hosted model comes back from its newest snapshot by the aggregates of the rounds since.
+  absl::Status CheckAggregates() const {
+    if (!state_.run.has_value() || !IsHosted(state_.run->spec())) return absl::OkStatus();
+    if (state_.snapshots.empty()) {
+      if (span_.last_round() == 0) return absl::OkStatus();
+      return Broken("rounds are committed, but there is no snapshot of the hosted model");
+    }
+    const uint64_t newest = state_.snapshots.back().facts().round();
+    for (uint64_t round = newest + 1; round <= span_.last_round(); ++round) {
+      v1::UpdateRecord record;
+      ISTHMUS_RETURN_IF_ERROR(folder_->Read(folder_->rounds(), RoundKey(round, 0), &record));
+      if (record.is_void()) continue;
+      const auto aggregate = folder_->ReadAggregate(round, grid_->elements());
+      if (!aggregate.ok()) return Broken(std::string(aggregate.status().message()));
+    }
+    lines_->push_back(absl::StrCat("aggregates of the rounds after ", newest, " are there"));
+    return absl::OkStatus();
   }
 
   // Pieces that do not count: no damage, whatever is missing.

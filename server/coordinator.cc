@@ -15,7 +15,9 @@
 #include "server/fold.h"
 #include "server/monitor_view.h"
 #include "spec/piece.h"
+#include "spec/rounds.h"
 #include "spec/run_spec.h"
+#include "spec/stages.h"
 #include "spec/update_record.h"
 #include "transport/errors.h"
 
@@ -38,11 +40,12 @@ RoundSettings SettingsOf(const v1::RunSpec& spec) {
   settings.run = spec.run();
   for (const v1::NodeSpec& node : spec.nodes()) settings.nodes.push_back(node.name());
   settings.quorum = EffectiveQuorum(spec);
-  settings.steps = spec.steps();
+  settings.steps = Rounds(spec);
   settings.lease_ms = spec.timing().lease_ms();
   settings.deadline_ms = spec.timing().deadline_ms();
   settings.grace_ms = spec.timing().grace_ms();
   settings.tick_ms = kTickMs;
+  if (IsHosted(spec)) settings.start_node = spec.snapshot().start_node();
   settings.acknowledge_ms = std::max<int64_t>(spec.timing().heartbeat_ms(), kAcknowledgeMsMin);
   return settings;
 }
@@ -53,10 +56,42 @@ uint64_t SnapshotEvery(const v1::RunSpec& spec, const StoreLimits& limits) {
   return std::max<uint64_t>(1, std::min(spec.snapshot().every_rounds(), limits.rounds_max / 2));
 }
 
+// Where members upload their state; of a hosted model the coordinator writes its own.
+uint64_t MembersSnapshotEvery(const v1::RunSpec& spec, uint64_t snapshot_every) {
+  return IsHosted(spec) ? 0 : snapshot_every;
+}
+
 uint32_t FloatBits(float value) {
   uint32_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
+}
+
+// The pieces as events, and what the record says of them.
+void AddPieces(const Grid& grid, CodedUpdate coded, StoredUpdate* update) {
+  v1::UpdateRecord& record = update->record;
+  record.set_payload_sha256(coded.sha256);
+  record.set_pieces(static_cast<uint32_t>(coded.pieces.size()));
+  uint64_t payload_bytes = 0;
+  for (std::string& piece : coded.pieces) {
+    payload_bytes += piece.size();
+    const auto view = OpenPiece(grid, piece);
+    ISTHMUS_CHECK(view.ok());
+    update->ranges.emplace_back(view->first_chunk, view->end_chunk);
+    auto event = std::make_shared<v1::WatchUpdatesResponse>();
+    event->mutable_piece()->set_round(record.round());
+    event->mutable_piece()->set_data(std::move(piece));
+    update->pieces.push_back(std::move(event));
+  }
+  record.set_payload_bytes(payload_bytes);
+}
+
+CodedUpdate MergedPieces(const Grid& grid, FoldedUpdate folded) {
+  std::vector<const std::string*> pointers;
+  for (const std::string& piece : folded.pieces) pointers.push_back(&piece);
+  auto digest = PayloadDigest(grid, pointers);
+  ISTHMUS_CHECK(digest.ok());
+  return {std::move(folded.pieces), *std::move(digest)};
 }
 
 }  // namespace
@@ -84,10 +119,12 @@ Coordinator::Coordinator(CoordinatorOptions options)
       fold_threads_(options.fold_threads > 0
                         ? options.fold_threads
                         : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+      scratch_dir_(std::move(options.scratch_dir)),
+      snapshot_every_(SnapshotEvery(spec_, store_->limits())),
       on_disk_failure_(std::move(options.on_disk_failure)),
       started_ms_(clock_->NowMs()),
       machine_(SettingsOf(spec_)),
-      snapshot_plan_(SnapshotEvery(spec_, store_->limits()), spec_.steps()),
+      snapshot_plan_(MembersSnapshotEvery(spec_, snapshot_every_), Rounds(spec_)),
       history_(options.history) {
   for (const v1::NodeSpec& node : spec_.nodes()) nodes_[node.name()];
 }
@@ -139,6 +176,7 @@ void Coordinator::CarryOutLocked(const CommitRound& effect) {
   job.model = model_;
   for (const std::string& node : effect.included) {
     job.digests.push_back(aggregator_->Find(node)->digest);
+    job.contribution_sizes.push_back(aggregator_->Find(node)->size);
     job.contributions.push_back(aggregator_->Pieces(node));
   }
   history_.Closed(RoundNodes(machine_, NamesLocked()), effect.is_void);
@@ -208,8 +246,14 @@ absl::Status Coordinator::CommitOne() {
   lock.unlock();
   // The last round's plan may replace one that FinishSnapshot is about to make count.
   std::unique_lock<std::mutex> admission_lock(admission_mutex_, std::defer_lock);
-  if (round + 1 == spec_.steps()) admission_lock.lock();
-  if (batch.update == nullptr) batch = MakeCommit(job);
+  if (round + 1 == Rounds(spec_)) admission_lock.lock();
+  std::unique_lock<std::mutex> hosted_lock(hosted_mutex_, std::defer_lock);
+  if (IsHosted(spec_)) hosted_lock.lock();
+  if (batch.update == nullptr) {
+    absl::StatusOr<StoreBatch> made = MakeCommit(job);
+    if (!made.ok()) return CannotCommit(made.status());
+    batch = *std::move(made);
+  }
   // Persist: from here on the round cannot be taken back, and the next one is open.
   const absl::Status stored = store_->Write(batch);
   if (!stored.ok() && !absl::IsResourceExhausted(stored)) return CannotStore(stored);
@@ -226,7 +270,17 @@ absl::Status Coordinator::CommitOne() {
   // Publish: the machine answers with PublishRound, then the next round opens.
   persisted_ = std::move(batch.update);
   StepLocked(RoundPersisted{round});
+  if (hosted_ != nullptr && HostedSnapshotDueLocked(round)) hosted_due_ = round;
   return absl::OkStatus();
+}
+
+// Nothing of the round was stored. There may be no room for what must be stored before it, or the
+// process is about to end; else the model can take no further step.
+absl::Status Coordinator::CannotCommit(const absl::Status& why) {
+  if (absl::IsResourceExhausted(why) || absl::IsCancelled(why)) return why;
+  std::lock_guard<std::mutex> lock(mutex_);
+  HaltLocked(why);
+  return why;
 }
 
 bool Coordinator::has_commit() const {
@@ -234,10 +288,13 @@ bool Coordinator::has_commit() const {
   return job_.has_value();
 }
 
-StoreBatch Coordinator::MakeCommit(const CommitJob& job) {
+absl::StatusOr<StoreBatch> Coordinator::MakeCommit(const CommitJob& job) {
   StoreBatch batch;
-  batch.update = MakeUpdate(job);
-  if (job.round.round < spec_.steps()) {
+  // The state that a snapshot is due of must be there before the step that changes it.
+  if (hosted_ != nullptr) ISTHMUS_RETURN_IF_ERROR(WriteHostedSnapshot());
+  ISTHMUS_RETURN_IF_ERROR(MakeUpdate(job, &batch));
+  hosted_round_ = job.round.round;
+  if (job.round.round < Rounds(spec_)) {
     batch.open.emplace();
     batch.open->set_round(job.round.round + 1);
     for (const std::string& member : job.round.next_members) batch.open->add_members(member);
@@ -261,19 +318,19 @@ StoreBatch Coordinator::MakeCommit(const CommitJob& job) {
   return batch;
 }
 
-std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) const {
+absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   auto update = std::make_shared<StoredUpdate>();
   v1::UpdateRecord& record = update->record;
   const uint64_t round = job.round.round;
   record.set_run(spec_.run());
   record.set_round(round);
   record.set_base_round(round - 1);
-  record.set_step(round);  // a void update advances the step too
+  record.set_step(StepAfterRound(spec_, round));  // a void update advances the step too
   record.set_spec_revision(kSpecRevision);
   record.set_lr_bits(LearningRateBits(round));
   record.set_weight_decay_bits(FloatBits(spec_.optimizer().weight_decay()));
   record.set_is_void(job.round.is_void);
-  record.set_codec(v1::PAYLOAD_CODEC_MERGED_F32);
+  record.set_codec(UpdateLayout(spec_.codec()));
   for (size_t i = 0; i < job.round.included.size(); ++i) {
     v1::IncludedContribution* included = record.add_included();
     included->set_node(job.round.included[i]);
@@ -281,28 +338,18 @@ std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) cons
   }
   if (!job.round.is_void) {
     const Grid& grid = *job.model->grid;
-    FoldedUpdate folded =
-        FoldContributions(grid, job.model->sizes, job.contributions, fold_threads_);
-    std::vector<std::string>& pieces = folded.pieces;
-    record.set_norm_bits(FloatBits(folded.norm));
-    std::vector<const std::string*> pointers;
-    for (const std::string& piece : pieces) pointers.push_back(&piece);
-    const auto digest = PayloadDigest(grid, pointers);
-    ISTHMUS_CHECK(digest.ok());
-    record.set_payload_sha256(*digest);
-    record.set_pieces(static_cast<uint32_t>(pieces.size()));
-    uint64_t payload_bytes = 0;
-    for (std::string& piece : pieces) {
-      payload_bytes += piece.size();
-      const auto view = OpenPiece(grid, piece);
-      ISTHMUS_CHECK(view.ok());
-      update->ranges.emplace_back(view->first_chunk, view->end_chunk);
-      auto event = std::make_shared<v1::WatchUpdatesResponse>();
-      event->mutable_piece()->set_round(round);
-      event->mutable_piece()->set_data(std::move(piece));
-      update->pieces.push_back(std::move(event));
+    float norm = 0.0f;
+    CodedUpdate coded;
+    if (IsOuter(spec_)) {
+      ISTHMUS_ASSIGN_OR_RETURN(coded, MakeOuterPieces(job, &norm, batch));
+    } else {
+      FoldedUpdate folded =
+          FoldContributions(grid, job.model->sizes, job.contributions, fold_threads_);
+      norm = folded.norm;
+      coded = MergedPieces(grid, std::move(folded));
     }
-    record.set_payload_bytes(payload_bytes);
+    record.set_norm_bits(FloatBits(norm));
+    AddPieces(grid, std::move(coded), update.get());
   }
   const auto previous = store_->RecordSha256(round - 1);
   ISTHMUS_CHECK(previous.ok());
@@ -313,9 +360,10 @@ std::shared_ptr<StoredUpdate> Coordinator::MakeUpdate(const CommitJob& job) cons
                             {"bytes", absl::StrCat(record.payload_bytes())},
                             {"sha256", HexPrefix(record.sha256())}};
   const bool worth_a_line =
-      round == 1 || round == spec_.steps() || round % kLogEveryRounds == 0 || job.round.is_void;
+      round == 1 || round == Rounds(spec_) || round % kLogEveryRounds == 0 || job.round.is_void;
   (worth_a_line ? LogInfo : LogDebug)("round committed", fields);
-  return update;
+  batch->update = std::move(update);
+  return absl::OkStatus();
 }
 
 WatchEvent Coordinator::OpenedEventLocked(const std::string& node) const {
@@ -324,7 +372,7 @@ WatchEvent Coordinator::OpenedEventLocked(const std::string& node) const {
   const uint64_t round = machine_.open_round();
   opened->set_round(round);
   opened->set_base_round(round - 1);
-  opened->set_step(round);
+  opened->set_step(StepAfterRound(spec_, round));
   opened->set_lr_bits(LearningRateBits(round));
   opened->set_snapshot(snapshot_plan_.DutyOf(node, round));
   const int64_t left_ms = machine_.CloseLeftMs(NowMs());
@@ -381,7 +429,7 @@ void Coordinator::Deliver() {
 }
 
 uint32_t Coordinator::LearningRateBits(uint64_t round) const {
-  return FloatBits(LearningRate(spec_, round));
+  return FloatBits(RoundLearningRate(spec_, round));
 }
 
 void Coordinator::TickLoop() {

@@ -15,6 +15,9 @@
 //   submission.cc    Submit: what is checked before a contribution counts
 //   watches.cc       WatchUpdates: what a watcher is sent, and when
 //   snapshots.cc     UploadSnapshot, FetchSnapshot, and who is told to fetch one
+//   catch_up.cc      who is told to fetch a snapshot, and when one is made beside the schedule
+//   outer_rounds.cc  rounds with local steps: checks, aggregate, update
+//   hosted_snapshots.cc  the hosted model: where it starts, its snapshots, how it comes back
 //   look.cc          what operators may see, and what is kept for them
 //
 // Thread-safe. One mutex guards the state; what takes long (checking pieces, digests, merging,
@@ -42,6 +45,7 @@
 #include "isthmus/v1/run_spec.pb.h"
 #include "server/aggregator.h"
 #include "server/contribution.h"
+#include "server/hosted_model.h"
 #include "server/monitor_facts.h"
 #include "server/monitor_history.h"
 #include "server/round.h"
@@ -55,6 +59,7 @@ namespace isthmus {
 struct CoordinatorOptions {
   v1::RunSpec spec;               // complete, as ReadRunSpecFile gives it
   std::shared_ptr<Store> store;   // what it holds is gone on with
+  std::string scratch_dir;        // of a hosted model (server/hosted_model.h); empty: memory
   const Clock* clock = nullptr;   // null: the monotonic clock; else outlives the coordinator
   int fold_threads = 0;           // 0: one a core
   HistoryLimits history;          // of what is kept for operators
@@ -174,6 +179,7 @@ class Coordinator final : public RoundHost {
     ModelPtr model;
     std::vector<std::string> digests;                   // one for each included node
     std::vector<std::vector<HeldPiece>> contributions;  // one for each included node
+    std::vector<ContributionSize> contribution_sizes;   // the same
   };
 
   // What came of the snapshot under way.
@@ -219,9 +225,10 @@ class Coordinator final : public RoundHost {
   void CarryOutLocked(const EndLease& effect);
   void CarryOutLocked(const FinishRun& effect);
   void CommitLoop();
-  StoreBatch MakeCommit(const CommitJob& job);
+  absl::Status CannotCommit(const absl::Status& why);
+  absl::StatusOr<StoreBatch> MakeCommit(const CommitJob& job);
   void TickLoop();
-  std::shared_ptr<StoredUpdate> MakeUpdate(const CommitJob& job) const;
+  absl::Status MakeUpdate(const CommitJob& job, StoreBatch* batch);
   void SayWhatIsWaitedForLocked(int64_t now_ms);
   uint32_t LearningRateBits(uint64_t round) const;
   int64_t NowMs() const { return clock_->NowMs(); }
@@ -299,12 +306,32 @@ class Coordinator final : public RoundHost {
                                 bool* held) const;
   void BeginPlanLocked(const v1::StoredSnapshotPlan& plan);
   void ResumeSnapshotsLocked(const StoredState& state);
+  absl::Status FinishPlan();
   bool IsWholeLocked() const;
   void HashIfWhole();
   void KeepSnapshotLocked(const v1::StoredSnapshot& snapshot);
   absl::StatusOr<std::string> HashPieces(const v1::SnapshotFacts& facts, const Grid& grid) const;
   void SnapshotLoop();
+
+  // catch_up.cc
   absl::Status CheckCatchUpLocked(const std::string& node, uint64_t last_round);
+  void WantSnapshotLocked(uint64_t round);
+
+  // outer_rounds.cc
+  absl::Status CheckOuterHeader(const v1::SubmitHeader& header) const;
+  absl::StatusOr<CodedUpdate> MakeOuterPieces(const CommitJob& job, float* norm, StoreBatch* batch);
+
+  // hosted_snapshots.cc
+  static v1::HostedState HostedStart();
+  absl::StatusOr<std::unique_ptr<HostedModel>> LoadHosted(const v1::StoredSnapshot& snapshot,
+                                                          const Model& model) const;
+  absl::Status ResumeHosted(const StoredState& state);
+  absl::Status ReplayRound(uint64_t round);
+  bool HostedSnapshotDueLocked(uint64_t round) const;
+  // Takes the start state up, or writes the snapshot that is due.
+  absl::Status TendHosted();
+  absl::Status WriteHostedSnapshot();
+  absl::Status WriteHostedPieces(v1::StoredSnapshot* snapshot);
 
   // look.cc
   std::string StoppedSentenceLocked() const;
@@ -322,12 +349,20 @@ class Coordinator final : public RoundHost {
   const MonotonicClock monotonic_clock_;
   const Clock* const clock_;
   const int fold_threads_;
+  const std::string scratch_dir_;
+  const uint64_t snapshot_every_;  // rounds; 0: no snapshots
   const std::function<void(const absl::Status&)> on_disk_failure_;
   const int64_t started_ms_;
 
   // Held over a whole join or leave and over whatever ends a snapshot's plan, its write included;
   // taken before mutex_.
   std::mutex admission_mutex_;
+  // Held over a step of the hosted model until its round is stored, and over a snapshot of it;
+  // taken after admission_mutex_, before mutex_.
+  std::mutex hosted_mutex_;
+  std::unique_ptr<HostedModel> hosted_;  // null: nothing is hosted, or the start state is not here
+  uint64_t hosted_round_ = 0;            // whose state it is
+  std::string hosted_frozen_sha256_;     // of the tensors that are not trained
   // Held over a piece of a snapshot, its write included; taken before mutex_.
   std::mutex intake_mutex_;
   mutable std::mutex mutex_;
@@ -348,6 +383,8 @@ class Coordinator final : public RoundHost {
   SnapshotPlan snapshot_plan_;
   Intake intake_;                              // of the plan under way
   std::vector<v1::StoredSnapshot> snapshots_;  // that count, ascending by round
+  absl::optional<uint64_t> hosted_due_;        // the state after that round is to be written
+  absl::optional<uint64_t> hosted_wanted_;  // beside the schedule: after that round or a later one
   std::deque<Delivery> deliveries_;
   bool delivering_ = false;
   std::string cause_;  // of the present wait, since when, and whether it was logged

@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "server/coordinator.h"
 #include "server/monitor_view.h"
-#include "spec/run_spec.h"
+#include "spec/rounds.h"
 
 namespace isthmus {
 
@@ -45,8 +45,8 @@ std::vector<std::string> Coordinator::NamesLocked() const {
 
 void Coordinator::NoteOpenedLocked(const OpenRound& effect) {
   for (auto& [name, node] : nodes_) node.trail.received_bytes = 0;
-  history_.Opened({effect.round, effect.step, LearningRate(spec_, effect.round),
-                   RoundNodes(machine_, NamesLocked())},
+  history_.Opened({effect.round, StepAfterRound(spec_, effect.round),
+                   RoundLearningRate(spec_, effect.round), RoundNodes(machine_, NamesLocked())},
                   NowLocked());
 }
 

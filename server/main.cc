@@ -128,6 +128,7 @@ int Serve(const sigset_t& signals, v1::RunSpec spec) {
   CoordinatorOptions options;
   options.spec = std::move(spec);
   options.store = *std::move(store);
+  options.scratch_dir = absl::GetFlag(FLAGS_state_dir);
   absl::StatusOr<std::unique_ptr<Coordinator>> coordinator = Coordinator::Start(std::move(options));
   if (!coordinator.ok()) return Fail(1, coordinator.status().message());
 

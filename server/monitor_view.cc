@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "base/limits.h"
 #include "server/version.h"
+#include "spec/rounds.h"
 #include "spec/run_spec.h"
 #include "transport/errors.h"
 
@@ -114,7 +115,7 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   }
   run.set_open_round(std::max(machine.open_round(), machine.committing_round()));
   run.set_committed_round(machine.committed_round());
-  run.set_steps(facts.spec->steps());
+  run.set_steps(Rounds(*facts.spec));
   run.set_quorum(EffectiveQuorum(*facts.spec));
   run.set_nodes(static_cast<uint32_t>(facts.nodes.size()));
   uint32_t live = 0;

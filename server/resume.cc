@@ -11,7 +11,9 @@
 #include "base/status_macros.h"
 #include "server/coordinator.h"
 #include "server/spec_difference.h"
+#include "spec/rounds.h"
 #include "spec/run_spec.h"
+#include "spec/stages.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -87,7 +89,7 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
     if (!kept.left()) resumed.nodes.push_back({kept.node(), kept.incarnation()});
   }
   if (state.last_round != 0 && model_ == nullptr) return Damaged("no model is kept");
-  const bool finished = state.last_round == spec_.steps();
+  const bool finished = state.last_round == Rounds(spec_);
   if (state.last_round != 0 && !finished &&
       (!state.open.has_value() || state.open->round() != state.last_round + 1)) {
     return Damaged(absl::StrCat("round ", state.last_round,
@@ -108,6 +110,8 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
                           {"first_kept_round", absl::StrCat(store_->first_round())},
                           {"members", absl::StrJoin(resumed.members, ",")}});
   ResumeSnapshotsLocked(state);
+  if (IsHosted(spec_)) ISTHMUS_RETURN_IF_ERROR(ResumeHosted(state));
+  resumed.start_state_held = hosted_ != nullptr;
   StepLocked(resumed);
   return absl::OkStatus();
 }

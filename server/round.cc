@@ -8,7 +8,8 @@
 
 namespace isthmus {
 
-RoundMachine::RoundMachine(const RoundSettings& settings) : settings_(settings) {
+RoundMachine::RoundMachine(const RoundSettings& settings)
+    : settings_(settings), start_awaited_(!settings.start_node.empty()) {
   for (const std::string& node : settings.nodes) nodes_[node];
   ISTHMUS_CHECK(settings.quorum >= 1 && settings.quorum <= nodes_.size());
   ISTHMUS_CHECK(settings.steps >= 1);
@@ -126,6 +127,8 @@ void RoundMachine::Apply(const Ticked&, int64_t now_ms, Effects* effects) {
   }
 }
 
+void RoundMachine::Apply(const StartStateHeld&, int64_t, Effects*) { start_awaited_ = false; }
+
 void RoundMachine::Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects) {
   ISTHMUS_CHECK(phase_ == Phase::kCommitting && event.round == committed_ + 1);
   committed_ = event.round;
@@ -159,6 +162,7 @@ void RoundMachine::Apply(const RunResumed& event, int64_t now_ms, Effects* effec
     Find(member).acknowledged = committed_ == 0 ? 0 : committed_ - 1;
   }
   next_members_ = event.members;
+  start_awaited_ = start_awaited_ && !event.start_state_held;
   if (committed_ > 0) Advance(now_ms, effects);
 }
 
@@ -197,7 +201,7 @@ void RoundMachine::Decline(const std::string& name, Standing standing, const std
 }
 
 void RoundMachine::OpenFirst(int64_t now_ms, Effects* effects) {
-  if (phase_ != Phase::kStarting || paused_) return;
+  if (phase_ != Phase::kStarting || start_awaited_ || paused_) return;
   const uint32_t ready = Ready();
   if (ready == 0 || ready < Needed()) return;
   next_members_ = MembersAfter(committed_, 0, now_ms);

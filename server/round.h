@@ -46,6 +46,9 @@ struct RoundSettings {
   // acknowledgements ride on heartbeats, so a node that keeps up is never behind by more than what
   // was committed in this time, however short the rounds are. 0: only the last two commits count.
   int64_t acknowledge_ms = 0;
+  // No round opens before StartStateHeld: the coordinator itself needs the start state. Empty: it
+  // does not. Else the node whose state it is, for people.
+  std::string start_node;
 };
 
 // What an operator says of a node. It outlives admissions, and this process.
@@ -100,6 +103,7 @@ struct RunPaused {     // the open round finishes, and no other opens; again: an
 };
 struct RunUnpaused {};
 struct Ticked {};
+struct StartStateHeld {};  // settings.start_node's state is here
 // The first event of a machine that goes on with a run: what the store has of it. Leases and the
 // round's deadline start afresh, and nothing is complete: a receipt ends with the process.
 struct RunResumed {
@@ -119,6 +123,7 @@ struct RunResumed {
   std::vector<Policy> policies;
   bool paused = false;
   std::string pause_reason;
+  bool start_state_held = false;  // read where the settings name a start_node
 };
 struct RoundPersisted {
   uint64_t round = 0;
@@ -126,7 +131,7 @@ struct RoundPersisted {
 using RoundEvent =
     std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
                  ContributionRefused, NodeAbstained, NodeLeft, NodePolicySet, RunPaused,
-                 RunUnpaused, Ticked, RoundPersisted, RunResumed>;
+                 RunUnpaused, Ticked, StartStateHeld, RoundPersisted, RunResumed>;
 
 // Effects.
 struct OpenRound {
@@ -259,6 +264,7 @@ class RoundMachine {
   void Apply(const RunPaused& event, int64_t now_ms, Effects* effects);
   void Apply(const RunUnpaused& event, int64_t now_ms, Effects* effects);
   void Apply(const Ticked& event, int64_t now_ms, Effects* effects);
+  void Apply(const StartStateHeld& event, int64_t now_ms, Effects* effects);
   void Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects);
   void Apply(const RunResumed& event, int64_t now_ms, Effects* effects);
 
@@ -308,6 +314,7 @@ class RoundMachine {
   Phase phase_ = Phase::kStarting;
   bool paused_ = false;
   std::string pause_reason_;
+  bool start_awaited_;  // no round opens yet
   uint64_t committed_ = 0;
   int64_t opened_ms_ = 0;
   int64_t last_step_ms_ = -1;  // -1: none yet

@@ -38,6 +38,11 @@ std::string RoundMachine::StartingSentence() const {
   for (const auto& [name, node] : nodes_) {
     if (!IsOut(node) && !HoldsBase(node)) missing.push_back(Describe(name, node));
   }
+  if (start_awaited_ && Ready() >= std::max(1u, Needed())) {
+    return absl::StrCat(
+        "round 1 opens when the coordinator holds the start state, which comes from ",
+        settings_.start_node, PolicySentence());
+  }
   if (missing.empty()) missing.push_back("a node that an operator admits again");
   return absl::StrCat("round 1 opens when ", std::max(1u, Needed()), " of ", nodes_.size(),
                       " nodes hold the start state, held by ", Ready(), "; missing ",

@@ -8,6 +8,8 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "server/coordinator.h"
+#include "spec/rounds.h"
+#include "spec/stages.h"
 #include "spec/state_hash.h"
 #include "transport/errors.h"
 
@@ -207,14 +209,15 @@ absl::Status Coordinator::CheckFactsLocked(const v1::SnapshotFacts& facts) const
   if (facts.fingerprint() != model_->fingerprint) {
     return differs("fingerprint", HexPrefix(facts.fingerprint()), HexPrefix(model_->fingerprint));
   }
-  if (facts.step() != facts.round()) {
-    return differs("step", absl::StrCat(facts.step()), absl::StrCat(facts.round()));
+  const uint64_t step = StepAfterRound(spec_, facts.round());
+  if (facts.step() != step) {
+    return differs("step", absl::StrCat(facts.step()), absl::StrCat(step));
   }
   if (facts.elements() != model_->grid->elements()) {
     return differs("elements", absl::StrCat(facts.elements()),
                    absl::StrCat(model_->grid->elements()));
   }
-  const uint32_t sections = spec_.optimizer().base() == v1::BASE_OPTIMIZER_ADAMW ? 3 : 1;
+  const uint32_t sections = StateSections(spec_);
   if (facts.sections() != sections) {
     return differs("sections", absl::StrCat(facts.sections()), absl::StrCat(sections));
   }
@@ -287,24 +290,6 @@ void Coordinator::ResumeSnapshotsLocked(const StoredState& state) {
   }
 }
 
-absl::StatusOr<uint64_t> Coordinator::RequestSnapshot() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
-  if (spec_.allow_drift()) {
-    return Refused(
-        "NO_COMMON_STATE",
-        "the run's nodes drift apart (allow_drift), so there is no common state to keep");
-  }
-  const uint64_t next = machine_.committed_round() +
-                        (machine_.open_round() + machine_.committing_round() > 0 ? 2 : 1);
-  if (machine_.finished() || next > spec_.steps()) {
-    return Refused("RUN_ENDS", absl::StrCat("no round opens after round ", spec_.steps(),
-                                            "; trainers write the last state (--save)"));
-  }
-  snapshot_plan_.Want();
-  return next;
-}
-
 // Pieces are inside of the state and disjoint.
 bool Coordinator::IsWholeLocked() const {
   return intake_.facts.has_value() &&
@@ -324,6 +309,11 @@ absl::StatusOr<std::string> Coordinator::HashPieces(const v1::SnapshotFacts& fac
 }
 
 absl::Status Coordinator::FinishSnapshot() {
+  ISTHMUS_RETURN_IF_ERROR(FinishPlan());
+  return IsHosted(spec_) ? TendHosted() : absl::OkStatus();
+}
+
+absl::Status Coordinator::FinishPlan() {
   HashIfWhole();
   // An admission may begin a plan anew, so none comes between the verdict and what it sets off.
   std::lock_guard<std::mutex> admission_lock(admission_mutex_);
@@ -353,6 +343,7 @@ absl::Status Coordinator::FinishSnapshot() {
     *snapshot.mutable_facts() = *intake_.facts;
     snapshot.set_node(plan.node());
     snapshot.set_payload_bytes(intake_.bytes);
+    if (IsHosted(spec_)) *snapshot.mutable_hosted() = HostedStart();
   }
   lock.unlock();
   const absl::Status stored = store_->Write(batch);
@@ -362,6 +353,7 @@ absl::Status Coordinator::FinishSnapshot() {
     BeginPlanLocked(*batch.plan);
   } else {
     KeepSnapshotLocked(*batch.snapshot);
+    snapshot_plan_.Accepted();
   }
   return absl::OkStatus();
 }
@@ -388,7 +380,6 @@ void Coordinator::HashIfWhole() {
 void Coordinator::KeepSnapshotLocked(const v1::StoredSnapshot& snapshot) {
   snapshots_.push_back(snapshot);
   if (snapshots_.size() > kSnapshotsKept) snapshots_.erase(snapshots_.begin());
-  snapshot_plan_.Accepted();
   LogInfo("snapshot kept", {{"round", absl::StrCat(snapshot.facts().round())},
                             {"from", snapshot.node()},
                             {"bytes", absl::StrCat(snapshot.payload_bytes())},
@@ -453,48 +444,6 @@ absl::StatusOr<std::unique_ptr<SnapshotSource>> Coordinator::BeginFetch(
         kRetryAfterMs);
   }
   return there;
-}
-
-// Whether the updates after `last_round` are what the node should catch up by.
-absl::Status Coordinator::CheckCatchUpLocked(const std::string& node, uint64_t last_round) {
-  const uint64_t committed = machine_.committed_round();
-  if (last_round >= committed) return absl::OkStatus();
-  const bool kept = last_round + 1 >= store_->first_round();
-  const v1::StoredSnapshot* newest = snapshots_.empty() ? nullptr : &snapshots_.back();
-  const bool usable = newest != nullptr && newest->facts().round() > last_round &&
-                      newest->facts().round() + 1 >= store_->first_round();
-  if (kept) {
-    // In deterministic mode a node computes what it missed; its own state is needed for that.
-    if (!usable || spec_.deterministic()) return absl::OkStatus();
-    const uint64_t by_snapshot =
-        newest->payload_bytes() + store_->BytesAfter(newest->facts().round());
-    if (store_->BytesAfter(last_round) <= by_snapshot) return absl::OkStatus();
-  }
-  const std::string behind =
-      absl::StrCat("node '", node, "' holds round ", last_round, ", the run is at round ",
-                   committed, "; the updates ",
-                   kept ? "since are more than a snapshot" : "that it lacks are no longer kept");
-  if (usable) {
-    return WithReason(absl::OutOfRangeError(absl::StrCat(
-                          behind, ": fetch the snapshot of round ", newest->facts().round(), " (",
-                          newest->payload_bytes(), " bytes) and join with that")),
-                      kReasonFetchSnapshot);
-  }
-  if (machine_.finished() || spec_.allow_drift()) {
-    return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                          behind, ", and no snapshot comes any more: ",
-                          spec_.allow_drift() ? "the nodes hold no common state (allow_drift)"
-                                              : "the run is finished")),
-                      "TOO_LATE");
-  }
-  snapshot_plan_.Want();
-  return WithRetryAfterMs(
-      WithReason(absl::UnavailableError(absl::StrCat(
-                     behind,
-                     ", and there is no newer snapshot yet. The state of the next round "
-                     "that opens is asked for: wait")),
-                 "NO_SNAPSHOT"),
-      kRetryAfterMs);
 }
 
 }  // namespace isthmus

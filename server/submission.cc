@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/coordinator.h"
+#include "spec/rounds.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -93,7 +94,9 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> Coordinator::BeginSubmit(
     return status;
   }
   if (!header.abstain_reason().empty()) return AbstainLocked(header);
-  ISTHMUS_RETURN_IF_ERROR(aggregator_->Begin(header.node(), header.attempt()));
+  const ContributionSize size = {header.tokens(), header.steps()};
+  ISTHMUS_RETURN_IF_ERROR(aggregator_->Begin(header.node(), header.attempt(),
+                                             IsOuter(spec_) ? size : ContributionSize()));
   const Contribution* held = aggregator_->Find(header.node());
   if (held == nullptr || held->pieces.empty()) nodes_[header.node()].trail.received_bytes = 0;
   return std::make_unique<Submission>(this, header, std::move(ranges));
@@ -172,10 +175,11 @@ absl::Status Coordinator::CheckHeaderLocked(const v1::SubmitHeader& header,
 
 absl::Status Coordinator::CheckSizesLocked(const v1::SubmitHeader& header,
                                            ChunkRanges* ranges) const {
-  if (header.codec() != v1::PAYLOAD_CODEC_TOPK_F32) {
-    return Mismatch("WRONG_CODEC", absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()),
-                                                "; this run takes ",
-                                                v1::PayloadCodec_Name(v1::PAYLOAD_CODEC_TOPK_F32)));
+  const v1::PayloadCodec layout = ContributionLayout(spec_.codec());
+  if (header.codec() != layout) {
+    return Mismatch("WRONG_CODEC",
+                    absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()),
+                                 "; this run takes ", v1::PayloadCodec_Name(layout)));
   }
   uint64_t next = 0, chunks = 0, body_bytes = 0;
   for (const v1::ChunkRange& range : header.ranges()) {
@@ -208,7 +212,9 @@ absl::Status Coordinator::CheckSizesLocked(const v1::SubmitHeader& header,
     return Malformed("TOKENS_LIMIT",
                      absl::StrCat("tokens is ", header.tokens(), "; the limit is ", kTokensMax));
   }
-  if (header.steps() != 1) {
+  if (IsOuter(spec_)) {
+    ISTHMUS_RETURN_IF_ERROR(CheckOuterHeader(header));
+  } else if (header.steps() != 1) {
     return Malformed("WRONG_STEPS", absl::StrCat("steps is ", header.steps(),
                                                  "; this method sends after every step, so it is "
                                                  "1"));

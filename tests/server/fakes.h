@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +18,8 @@
 #include "isthmus/v1/coordinator.pb.h"
 #include "server/coordinator.h"
 #include "spec/manifest.h"
+#include "spec/rounds.h"
+#include "tests/server/outer_runs.h"
 #include "tests/server/payloads.h"
 #include "transport/watch_queue.h"
 
@@ -91,7 +94,10 @@ struct ReceivedUpdate {
 // A node, as an agent would speak for it. The fields may be spoilt before a call.
 class FakeNode {
  public:
-  FakeNode(RoundHost* host, const std::string& name) : host_(host), name_(name) {
+  // `outer`: the spec of a run with local steps, which outlives the node; null: every step.
+  FakeNode(RoundHost* host, const std::string& name, const v1::RunSpec* outer = nullptr)
+      : host_(host), name_(name), outer_(outer) {
+    if (outer_ != nullptr) grid_ = GridOf(outer_->codec());
     join_request.set_run("test");
     join_request.set_node(name);
     join_request.set_role(v1::ROLE_NODE);
@@ -153,6 +159,14 @@ class FakeNode {
     header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
     header.set_tokens(1024);
     header.set_steps(1);
+    if (outer_ != nullptr) {
+      const float gamma = RoundLearningRate(*outer_, round);
+      uint32_t lr_bits = 0;
+      std::memcpy(&lr_bits, &gamma, sizeof(lr_bits));
+      header.set_lr_bits(lr_bits);
+      header.set_codec(ContributionLayout(outer_->codec()));
+      header.set_steps(StepAfterRound(*outer_, round) - StepAfterRound(*outer_, round - 1));
+    }
     header.set_payload_bytes(BytesOf(pieces));
     header.set_acknowledged_round(round - 1);
     v1::ChunkRange* all = header.add_ranges();
@@ -242,6 +256,7 @@ class FakeNode {
  private:
   RoundHost* host_;
   std::string name_;
+  const v1::RunSpec* outer_;
   std::shared_ptr<const Grid> grid_ = TestGrid();
 };
 

@@ -5,10 +5,11 @@
 //   ISTHMUS_REWRITE=tests/server/scenarios bazel-bin/tests/server/round_scenarios_test
 //
 // Commands (times in milliseconds; the clock starts at 0 and only tick and pause move it):
-//   spec nodes=a,b [quorum=N] [steps=N] [lease=MS] [deadline=MS] [grace=MS]
+//   spec nodes=a,b [start=NODE] [quorum=N] [steps=N] [lease=MS] [deadline=MS] [grace=MS]
 //   join NODE [HOLDS_ROUND]     ack NODE ROUND        heard NODE
 //   waiting NODE TEXT           complete NODE DIGEST  refuse NODE TEXT   abstain NODE TEXT
 //   drain NODE TEXT             evict NODE TEXT       admit NODE
+//   start                       (the start state is here, where spec has start=NODE)
 //   leave NODE                  persist               (the round being committed)
 //   hold TEXT                   release               (an operator pauses the run, and resumes it)
 //   tick MS [beating=a,b]       (ticks of 100 ms; the nodes named send heartbeats)
@@ -80,6 +81,7 @@ class Scenario {
     }
     if (verb == "hold") return Step(RunPaused{line.substr(std::min<size_t>(line.size(), 5))}, out);
     if (verb == "release") return Step(RunUnpaused(), out);
+    if (verb == "start") return Step(StartStateHeld{}, out);
     if (verb == "persist") return Step(RoundPersisted{machine_->committing_round()}, out);
     Step(Event(verb, words, line), out);
   }
@@ -106,6 +108,7 @@ class Scenario {
       if (field.first == "lease") settings.lease_ms = Number(field.second);
       if (field.first == "deadline") settings.deadline_ms = Number(field.second);
       if (field.first == "grace") settings.grace_ms = Number(field.second);
+      if (field.first == "start") settings.start_node = field.second;
       if (field.first == "acknowledge") settings.acknowledge_ms = Number(field.second);
     }
     if (settings.quorum == 0) settings.quorum = settings.nodes.size();

@@ -1,0 +1,86 @@
+// Rounds with local steps: what is checked of a contribution, and what becomes of all of them.
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/coordinator.h"
+#include "server/outer_fold.h"
+#include "server/reply.h"
+#include "spec/rounds.h"
+#include "spec/stages.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+absl::Status Refused(absl::string_view reason, const std::string& text) {
+  return WithReason(absl::InvalidArgumentError(text), reason);
+}
+
+float FloatOf(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+// Where nodes take steps of their own, how many, of what and how large decides what a contribution
+// counts for.
+absl::Status Coordinator::CheckOuterHeader(const v1::SubmitHeader& header) const {
+  const uint32_t lr_bits = LearningRateBits(header.round());
+  if (header.lr_bits() != lr_bits) {
+    return Refused("WRONG_LEARNING_RATE",
+                   absl::StrCat("lr_bits is ", header.lr_bits(), " (", FloatOf(header.lr_bits()),
+                                "); the learning rate of round ", header.round(), " is ", lr_bits,
+                                " (", FloatOf(lr_bits), "), as its opening said"));
+  }
+  const v1::AggregateSpec& limits = spec_.aggregate();
+  if (header.steps() == 0 || header.steps() > limits.steps_max()) {
+    return Refused("WRONG_STEPS",
+                   absl::StrCat("steps is ", header.steps(), "; it is 1 to aggregate.steps_max, ",
+                                limits.steps_max()));
+  }
+  if (header.tokens() > limits.tokens_max()) {
+    return Refused("TOKENS_LIMIT", absl::StrCat("tokens is ", header.tokens(),
+                                                "; it is at most "
+                                                "aggregate.tokens_max, ",
+                                                limits.tokens_max()));
+  }
+  if (limits.kind() != v1::AGGREGATE_KIND_WEIGHTED_MEAN) return absl::OkStatus();
+  const OuterFoldSettings settings = OuterFoldSettingsOf(spec_);
+  const absl::Status weight =
+      ContributionWeight(settings.weight, {header.tokens(), header.steps()}, settings.limits)
+          .status();
+  return weight.ok() ? weight : WithReason(weight, "WRONG_WEIGHT");
+}
+
+// Under hosted_mutex_ where the model is hosted.
+absl::StatusOr<CodedUpdate> Coordinator::MakeOuterPieces(const CommitJob& job, float* norm,
+                                                         StoreBatch* batch) {
+  const Grid& grid = *job.model->grid;
+  std::vector<OuterContribution> contributions;
+  for (size_t i = 0; i < job.contributions.size(); ++i) {
+    contributions.push_back({job.contributions[i], job.contribution_sizes[i]});
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(
+      OuterAggregate aggregate,
+      FoldOuter(OuterFoldSettingsOf(spec_), grid, job.model->sizes, contributions, fold_threads_));
+  *norm = aggregate.norm;
+  if (IsHosted(spec_)) {
+    ISTHMUS_ASSIGN_OR_RETURN(CodedUpdate update,
+                             hosted_->Step(HostedStepOf(spec_, job.round.round), aggregate.g));
+    batch->aggregate = std::make_shared<const std::vector<float>>(std::move(aggregate.g));
+    return update;
+  }
+  const NumberSettings reply = NumberSettingsOf(spec_.codec().reply());
+  const std::vector<uint64_t> offsets = BlockOffsets(grid);
+  return WriteReply(grid, fold_threads_, [&](size_t b, CodedBlock* out) {
+    const Block& block = grid.blocks()[b];
+    CodeReplyBlock(grid, block, reply,
+                   absl::MakeSpan(aggregate.g).subspan(offsets[b], block.elements), out);
+  });
+}
+
+}  // namespace isthmus
