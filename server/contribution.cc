@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "kernels/aggregate.h"
 #include "kernels/number_format.h"
@@ -58,12 +59,16 @@ absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string b
   return held;
 }
 
-absl::StatusOr<std::string> ContributionDigest(const Grid& grid,
-                                               const std::vector<HeldPiece>& pieces) {
-  std::vector<const std::string*> bytes;
-  bytes.reserve(pieces.size());
-  for (const HeldPiece& piece : pieces) bytes.push_back(piece.bytes.get());
-  return PayloadDigest(grid, bytes);
+std::string ContributionDigest(const Grid& grid, const ContributionSizes& sizes,
+                               const std::vector<HeldPiece>& pieces) {
+  Sha256 root;
+  for (const Block& block : grid.blocks()) {
+    Sha256 own;
+    ForEachPart(sizes, pieces, block.first_chunk, block.first_chunk + block.chunks,
+                [&](uint64_t, uint64_t, absl::string_view bytes) { own.Update(bytes); });
+    root.Update(own.Finish());
+  }
+  return root.Finish();
 }
 
 }  // namespace isthmus
