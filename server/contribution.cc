@@ -44,12 +44,14 @@ absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string b
                           v1::PayloadCodec_Name(layout), ", as its header must say")),
                       "WRONG_CODEC");
   }
-  // Components of every-step methods may be as large as a transform of what a momentum holds.
-  const bool has_outer = UpdateLayout(grid.codec()) == v1::PAYLOAD_CODEC_REPLY;
+  // Numbers are checked as they are read. Components of every-step methods may be as large as a
+  // transform of what a momentum holds.
+  const bool checks =
+      layout == v1::PAYLOAD_CODEC_TOPK_F32 && UpdateLayout(grid.codec()) == v1::PAYLOAD_CODEC_REPLY;
   ISTHMUS_RETURN_IF_ERROR(
       ForEachChunk(grid, piece, [&](uint64_t chunk, const Components& components) {
         size_t at = 0;
-        if (!has_outer || AllWithin(kNumberMax, components.value, &at)) return absl::OkStatus();
+        if (!checks || AllWithin(kNumberMax, components.value, &at)) return absl::OkStatus();
         return absl::InvalidArgumentError(absl::StrCat(grid.Describe(chunk), ": value ", at, " is ",
                                                        components.value[at], "; magnitudes up to ",
                                                        kNumberMax, " are taken"));
