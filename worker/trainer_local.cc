@@ -100,7 +100,7 @@ void Trainer::CountLocal(const v1::UpdateRecord& record) {
   skipped_.Applied(record.step(), merged && !is_local ? 0 : steps - taken);
   const OuterShard* outer = replica_->outer();
   if (outer == nullptr) return;
-  unsent_steps_ = std::min(unsent_steps_, outer->work().steps);  // it may have been dropped
+  if (outer->dropped_deltas() > summary_.dropped_deltas) unsent_steps_ = 0;
   report_.local_steps = taken;
   report_.carried_rounds = outer->carried_rounds();
   if (outer->carried_rounds() > 0) ++summary_.carried_rounds;
