@@ -37,6 +37,11 @@ class AdminServer::Service final : public v1::AdminService::CallbackService {
     return AnswerNow(context, Checkpoint(*request), response);
   }
 
+  grpc::ServerUnaryReactor* UpdateRun(grpc::CallbackServerContext* context,
+                                      const v1::UpdateRunRequest* request,
+                                      v1::UpdateRunResponse* response) override {
+    return AnswerNow(context, coordinator_->UpdateRun(*request), response);
+  }
   grpc::ServerUnaryReactor* PauseRun(grpc::CallbackServerContext* context,
                                      const v1::PauseRunRequest* request,
                                      v1::PauseRunResponse* response) override {

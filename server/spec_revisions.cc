@@ -70,7 +70,37 @@ const SpecRevisions::Revision& SpecRevisions::At(uint64_t round) const {
   return *std::prev(later);
 }
 
+const v1::RunSpec& SpecRevisions::SpecOf(uint64_t round) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return *At(round).spec;
+}
+
+uint64_t SpecRevisions::RevisionOf(uint64_t round) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return At(round).number;
+}
+
+const v1::RunSpec& SpecRevisions::last() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return *revisions_.back().spec;
+}
+
+uint64_t SpecRevisions::last_number() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return revisions_.back().number;
+}
+
+uint64_t SpecRevisions::last_from_round() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return revisions_.back().from_round;
+}
+
 uint64_t SpecRevisions::StepAfter(uint64_t round) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return StepAfterLocked(round);
+}
+
+uint64_t SpecRevisions::StepAfterLocked(uint64_t round) const {
   if (round == 0) return 0;
   const Revision& revision = At(round);
   return Advance(*revision.spec, revision.step_before, round + 1 - revision.from_round);
@@ -81,11 +111,17 @@ float SpecRevisions::LearningRateOf(uint64_t round) const {
 }
 
 uint64_t SpecRevisions::rounds() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return RoundsLocked();
+}
+
+uint64_t SpecRevisions::RoundsLocked() const {
   const Revision& last = revisions_.back();
   return last.from_round - 1 + RoundsLeft(*last.spec, last.step_before);
 }
 
 absl::Status SpecRevisions::Check(const v1::RunSpec& spec, uint64_t from_round) const {
+  std::lock_guard<std::mutex> lock(mutex_);
   const Revision& last = revisions_.back();
   if (revisions_.size() >= kSpecRevisionsMax) {
     return WithReason(absl::ResourceExhaustedError(absl::StrCat(
@@ -98,11 +134,11 @@ absl::Status SpecRevisions::Check(const v1::RunSpec& spec, uint64_t from_round) 
                                               last.number, " holds from round ", last.from_round,
                                               " on; give that or a later one"));
   }
-  if (from_round > rounds() + 1) {
+  if (from_round > RoundsLocked() + 1) {
     return Refused("FROM_ROUND", absl::StrCat("from_round is ", from_round,
-                                              ", but the run ends with round ", rounds()));
+                                              ", but the run ends with round ", RoundsLocked()));
   }
-  const uint64_t step_before = StepAfter(from_round - 1);
+  const uint64_t step_before = StepAfterLocked(from_round - 1);
   if (spec.steps() > step_before) return absl::OkStatus();
   return Refused("STEPS",
                  absl::StrCat("steps is ", spec.steps(), ", but round ", from_round,
@@ -110,12 +146,14 @@ absl::Status SpecRevisions::Check(const v1::RunSpec& spec, uint64_t from_round) 
 }
 
 void SpecRevisions::Add(const v1::StoredRevision& revision) {
+  std::lock_guard<std::mutex> lock(mutex_);
   revisions_.push_back({revision.revision(), revision.from_round(),
-                        StepAfter(revision.from_round() - 1),
+                        StepAfterLocked(revision.from_round() - 1),
                         std::make_shared<const v1::RunSpec>(revision.spec())});
 }
 
 std::vector<v1::StoredRevision> SpecRevisions::After(uint64_t round) const {
+  std::lock_guard<std::mutex> lock(mutex_);
   std::vector<v1::StoredRevision> after;
   for (size_t i = 1; i < revisions_.size(); ++i) {
     const Revision& revision = revisions_[i];

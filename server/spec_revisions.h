@@ -4,11 +4,12 @@
 //
 //   revisions.SpecOf(round)         revisions.StepAfter(round)         revisions.rounds()
 //
-// Pure. References to specs stay good as long as the object.
+// References to specs stay good as long as the object. Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,17 +24,17 @@ class SpecRevisions {
   explicit SpecRevisions(const v1::RunSpec& first);
 
   // What holds in a round, from 1. After the last one: what held there.
-  const v1::RunSpec& SpecOf(uint64_t round) const { return *At(round).spec; }
-  uint64_t RevisionOf(uint64_t round) const { return At(round).number; }
+  const v1::RunSpec& SpecOf(uint64_t round) const;
+  uint64_t RevisionOf(uint64_t round) const;
   // The step at which a round ends; 0 of round 0.
   uint64_t StepAfter(uint64_t round) const;
   float LearningRateOf(uint64_t round) const;
   // Of the whole run, as far as is known now.
   uint64_t rounds() const;
 
-  const v1::RunSpec& last() const { return *revisions_.back().spec; }
-  uint64_t last_number() const { return revisions_.back().number; }
-  uint64_t last_from_round() const { return revisions_.back().from_round; }
+  const v1::RunSpec& last() const;
+  uint64_t last_number() const;
+  uint64_t last_from_round() const;
 
   // Whether a spec can hold from that round on: not before an earlier revision does, in a round
   // that comes, and with steps left for it.
@@ -53,7 +54,10 @@ class SpecRevisions {
     std::shared_ptr<const v1::RunSpec> spec;
   };
   const Revision& At(uint64_t round) const;
+  uint64_t StepAfterLocked(uint64_t round) const;
+  uint64_t RoundsLocked() const;
 
+  mutable std::mutex mutex_;
   std::vector<Revision> revisions_;  // ascending by number and from_round
 };
 

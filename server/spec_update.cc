@@ -16,6 +16,7 @@
 #include "base/limits.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "spec/rounds.h"
 #include "spec/run_spec.h"
 #include "transport/errors.h"
 
@@ -58,6 +59,12 @@ constexpr absl::string_view kMayChange[] = {
     "outer.bound",
 };
 
+// What nodes have from the spec they joined with.
+constexpr absl::string_view kNodesKeep[] = {"steps", "timing.heartbeat_ms", "optimizer.clip_norm",
+                                            "codec."};
+// With local steps, all but these.
+constexpr absl::string_view kNodesDoNotRead[] = {"quorum", "timing.", "snapshot."};
+
 // Limits that follow from other fields where nobody gives them.
 constexpr const char* kDerived[] = {"aggregate.tokens_max", "aggregate.steps_max"};
 
@@ -65,8 +72,9 @@ absl::Status Wrong(const std::string& text) {
   return WithReason(absl::InvalidArgumentError(text), "SPEC_FIELD");
 }
 
-bool MayChange(absl::string_view field) {
-  return std::any_of(std::begin(kMayChange), std::end(kMayChange), [&](absl::string_view known) {
+template <size_t kCount>
+bool IsOneOf(absl::string_view field, const absl::string_view (&paths)[kCount]) {
+  return std::any_of(std::begin(paths), std::end(paths), [&](absl::string_view known) {
     return absl::EndsWith(known, ".") ? absl::StartsWith(field, known) : field == known;
   });
 }
@@ -227,7 +235,7 @@ std::vector<v1::SpecChange> SpecChanges(const v1::RunSpec& before, const v1::Run
 absl::Status CheckMayChange(const std::vector<v1::SpecChange>& changes) {
   std::vector<std::string> kept;
   for (const v1::SpecChange& change : changes) {
-    if (MayChange(change.field())) continue;
+    if (IsOneOf(change.field(), kMayChange)) continue;
     kept.push_back(absl::StrCat(change.field(), " (", Shown(change.before()), " -> ",
                                 Shown(change.after()), ")"));
   }
@@ -237,6 +245,22 @@ absl::Status CheckMayChange(const std::vector<v1::SpecChange>& changes) {
           "a run keeps ", absl::StrJoin(kept, ", "),
           " for as long as it lives; leave that as it is, or fork the run: isthmusctl runs fork")),
       "SPEC_FIELD_FIXED");
+}
+
+absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
+                                 const std::vector<v1::SpecChange>& changes) {
+  std::vector<std::string> kept;
+  for (const v1::SpecChange& change : changes) {
+    const bool reads = IsOuter(spec) ? !IsOneOf(change.field(), kNodesDoNotRead)
+                                     : IsOneOf(change.field(), kNodesKeep);
+    if (reads) kept.push_back(change.field());
+  }
+  if (kept.empty()) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "nodes of this version cannot change ", absl::StrJoin(kept, ", "),
+          " while they run; leave that as it is, or fork the run: isthmusctl runs fork")),
+      "NODES_CANNOT_CHANGE");
 }
 
 std::string ChangesText(const std::vector<v1::SpecChange>& changes) {

@@ -34,6 +34,10 @@ std::vector<v1::SpecChange> SpecChanges(const v1::RunSpec& before, const v1::Run
 // FAILED_PRECONDITION, naming each field that a run keeps for as long as it lives, and both values.
 absl::Status CheckMayChange(const std::vector<v1::SpecChange>& changes);
 
+// The same for what a run could change, but its nodes of this version take no notice of.
+absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
+                                 const std::vector<v1::SpecChange>& changes);
+
 // "optimizer.lr 0.001 -> 0.0005, steps 100 -> 200".
 std::string ChangesText(const std::vector<v1::SpecChange>& changes);
 
