@@ -148,6 +148,8 @@ class Coordinator final : public RoundHost {
   // own.
   RunFacts Look() const;
   RoundHistory& history() { return history_; }
+  // As it was made.
+  const v1::RunSpec& spec() const { return spec_; }
   // NOT_FOUND, naming the run that is here. Empty: that run.
   absl::Status CheckRun(const std::string& run) const;
 
