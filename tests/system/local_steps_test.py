@@ -1,5 +1,6 @@
 """Local steps with real processes: replies with and without loss, kills, a node that is held up."""
 
+import json
 import random
 import signal
 import sys
@@ -65,7 +66,7 @@ class LocalSteps(SystemCase):
 
     def test_a_node_that_is_held_up_takes_part_again(self):
         cluster = self.cluster(
-            {"a": 1, "b": 2}, steps=100 * LOCAL_STEPS, quorum=1, deadline_ms=300, more=DILOCO
+            {"a": 1, "b": 2}, steps=10**5, quorum=1, deadline_ms=300, more=DILOCO
         )
         cluster.start(self.text)
 
@@ -82,12 +83,12 @@ class LocalSteps(SystemCase):
         self.wait_until(lambda: rounds_of("a") > alone + 3, "rounds without b")
         for process in trainers:
             self.kill(process, signal.SIGCONT)
-        summaries = self.finish(cluster)
-        self.assert_replicas_equal(summaries)
-        held_up = summaries["b"]
-        print({key: held_up[key] for key in ("carried_rounds", "dropped_deltas", "skipped_steps")})
-        self.assertGreater(held_up["skipped_steps"], 0)
-        self.assertGreater(rounds_of("b", "true"), together + 2)
+        self.wait_until(lambda: rounds_of("b", "true") > together + 2, "contributions of b again")
+        lines = cluster.metrics_file("b", 0).read_text().splitlines()
+        last = json.loads(lines[-2])  # the last one may be half written
+        print({key: last[key] for key in ("skipped_steps", "carried_rounds", "dropped_deltas")})
+        self.assertGreater(last["skipped_steps"], 0)
+        cluster.check()
 
 
 if __name__ == "__main__":
