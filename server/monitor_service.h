@@ -9,15 +9,15 @@
 
 #include <memory>
 
-#include "server/run_finder.h"
+#include "server/coordinator.h"
 #include "transport/service.h"
 
 namespace isthmus {
 
 class MonitorServer {
  public:
-  // `runs` outlive it.
-  explicit MonitorServer(RunFinder* runs);
+  // The coordinator outlives it.
+  explicit MonitorServer(Coordinator* coordinator);
   ~MonitorServer();
 
   AddedService added();

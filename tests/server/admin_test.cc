@@ -336,8 +336,7 @@ TEST_F(AdminTest, RefusalsNameFieldLimitAndValue) {
 // AdminService on the wire.
 TEST_F(AdminTest, OverARealConnection) {
   Begin();
-  OneRun runs(host());
-  AdminServer admin(&runs);
+  AdminServer admin(host());
   GrpcServerOptions options;
   options.host = host();
   options.addresses = {"127.0.0.1:0"};
