@@ -14,22 +14,22 @@ constexpr char kServiceName[] = "isthmus.v1.AdminService";
 
 class AdminServer::Service final : public v1::AdminService::CallbackService {
  public:
-  explicit Service(Coordinator* coordinator) : coordinator_(coordinator) {}
+  explicit Service(RunFinder* runs) : runs_(runs) {}
 
   grpc::ServerUnaryReactor* DrainNode(grpc::CallbackServerContext* context,
                                       const v1::DrainNodeRequest* request,
                                       v1::DrainNodeResponse* response) override {
-    return AnswerNow(context, coordinator_->DrainNode(*request), response);
+    return AnswerNow(context, Ask(&Coordinator::DrainNode, *request), response);
   }
   grpc::ServerUnaryReactor* EvictNode(grpc::CallbackServerContext* context,
                                       const v1::EvictNodeRequest* request,
                                       v1::EvictNodeResponse* response) override {
-    return AnswerNow(context, coordinator_->EvictNode(*request), response);
+    return AnswerNow(context, Ask(&Coordinator::EvictNode, *request), response);
   }
   grpc::ServerUnaryReactor* AdmitNode(grpc::CallbackServerContext* context,
                                       const v1::AdmitNodeRequest* request,
                                       v1::AdmitNodeResponse* response) override {
-    return AnswerNow(context, coordinator_->AdmitNode(*request), response);
+    return AnswerNow(context, Ask(&Coordinator::AdmitNode, *request), response);
   }
   grpc::ServerUnaryReactor* CheckpointRun(grpc::CallbackServerContext* context,
                                           const v1::CheckpointRunRequest* request,
@@ -37,33 +37,58 @@ class AdminServer::Service final : public v1::AdminService::CallbackService {
     return AnswerNow(context, Checkpoint(*request), response);
   }
 
+  grpc::ServerUnaryReactor* UpdateRun(grpc::CallbackServerContext* context,
+                                      const v1::UpdateRunRequest* request,
+                                      v1::UpdateRunResponse* response) override {
+    return AnswerNow(context, Ask(&Coordinator::UpdateRun, *request), response);
+  }
   grpc::ServerUnaryReactor* PauseRun(grpc::CallbackServerContext* context,
                                      const v1::PauseRunRequest* request,
                                      v1::PauseRunResponse* response) override {
-    return AnswerNow(context, coordinator_->PauseRun(*request), response);
+    return AnswerNow(context, Ask(&Coordinator::PauseRun, *request), response);
   }
   grpc::ServerUnaryReactor* ResumeRun(grpc::CallbackServerContext* context,
                                       const v1::ResumeRunRequest* request,
                                       v1::ResumeRunResponse* response) override {
-    return AnswerNow(context, coordinator_->ResumeRun(*request), response);
+    return AnswerNow(context, Ask(&Coordinator::ResumeRun, *request), response);
+  }
+
+  grpc::ServerUnaryReactor* CreateRun(grpc::CallbackServerContext* context,
+                                      const v1::CreateRunRequest* request,
+                                      v1::CreateRunResponse* response) override {
+    return AnswerNow(context, runs_->CreateRun(*request), response);
+  }
+  grpc::ServerUnaryReactor* ForkRun(grpc::CallbackServerContext* context,
+                                    const v1::ForkRunRequest* request,
+                                    v1::ForkRunResponse* response) override {
+    return AnswerNow(context, runs_->ForkRun(*request), response);
   }
 
  private:
+  // Of the run that the request names.
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Ask(absl::StatusOr<Response> (Coordinator::*call)(const Request&),
+                               const Request& request) const {
+    const absl::StatusOr<Coordinator*> run = runs_->Find(request.run());
+    if (!run.ok()) return run.status();
+    return ((*run)->*call)(request);
+  }
+
   absl::StatusOr<v1::CheckpointRunResponse> Checkpoint(
       const v1::CheckpointRunRequest& request) const {
-    if (const absl::Status run = coordinator_->CheckRun(request.run()); !run.ok()) return run;
-    const absl::StatusOr<uint64_t> round = coordinator_->RequestSnapshot();
+    const absl::StatusOr<Coordinator*> run = runs_->Find(request.run());
+    if (!run.ok()) return run.status();
+    const absl::StatusOr<uint64_t> round = (*run)->RequestSnapshot();
     if (!round.ok()) return round.status();
     v1::CheckpointRunResponse response;
     response.set_round(*round);
     return response;
   }
 
-  Coordinator* const coordinator_;
+  RunFinder* const runs_;
 };
 
-AdminServer::AdminServer(Coordinator* coordinator)
-    : service_(std::make_unique<Service>(coordinator)) {}
+AdminServer::AdminServer(RunFinder* runs) : service_(std::make_unique<Service>(runs)) {}
 
 AdminServer::~AdminServer() = default;
 

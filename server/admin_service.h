@@ -1,6 +1,7 @@
-// Serves isthmus.v1.AdminService for a coordinator, beside CoordinatorService on the same ports.
+// Serves isthmus.v1.AdminService for the runs of a coordinator, beside CoordinatorService on the
+// same ports.
 //
-//   AdminServer admin(coordinator);                 // outlived by nothing that uses it:
+//   AdminServer admin(runs);                        // outlived by nothing that uses it:
 //   options.more.push_back(admin.added());          // the GrpcServer goes first
 //
 // What it changes is stored before it answers. gRPC stays in the .cc. Thread-safe.
@@ -8,15 +9,15 @@
 
 #include <memory>
 
-#include "server/coordinator.h"
+#include "server/run_finder.h"
 #include "transport/service.h"
 
 namespace isthmus {
 
 class AdminServer {
  public:
-  // The coordinator outlives it.
-  explicit AdminServer(Coordinator* coordinator);
+  // `runs` outlive it.
+  explicit AdminServer(RunFinder* runs);
   ~AdminServer();
 
   AddedService added();

@@ -90,8 +90,6 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::JoinRun(const v1::JoinRunReques
 absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest& request) {
   ISTHMUS_RETURN_IF_ERROR(CheckRun(request.run()));
   v1::JoinRunResponse response;
-  *response.mutable_spec() = spec_;
-  response.set_spec_revision(kSpecRevision);
   response.set_node(request.node());
   response.set_server_version(kServerVersion);
   if (request.has_manifest()) {
@@ -102,6 +100,9 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest&
   std::unique_lock<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
   response.set_committed_round(machine_.committed_round());
+  const uint64_t round = request.has_manifest() ? request.last_round() + 1 : PresentRoundLocked();
+  *response.mutable_spec() = revisions_.SpecOf(round);
+  response.set_spec_revision(revisions_.RevisionOf(round));
   if (!request.has_manifest()) return response;  // only the spec was asked for
 
   ISTHMUS_ASSIGN_OR_RETURN(const Admission admission, PlanLocked(request));
@@ -265,7 +266,13 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::CheckModelLocked(
         model_->start_state_sha256 == request.state_sha256()) {
       return model_;
     }
-    return MakeModel(request.manifest(), fingerprint, request.state_sha256());
+    ISTHMUS_ASSIGN_OR_RETURN(const ModelPtr made,
+                             MakeModel(request.manifest(), fingerprint, request.state_sha256(),
+                                       PresentSpecLocked().codec()));
+    for (const v1::StoredRevision& coming : revisions_.After(PresentRoundLocked())) {
+      ISTHMUS_RETURN_IF_ERROR(MakeModel(*made, coming.spec().codec()).status());
+    }
+    return made;
   }
   if (request.last_round() == 0 && request.state_sha256() != model_->start_state_sha256) {
     if (starts_by_fetching && snapshots_.empty()) return StartNotThere(request, start);
@@ -314,17 +321,18 @@ bool Coordinator::ModelMayChangeLocked(const std::string& joining) const {
 }
 
 // What is trained, if there is room for contributions to it.
-absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(
-    const v1::Manifest& manifest, const std::string& fingerprint,
-    const std::string& start_state_sha256) const {
-  ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(manifest, spec_.codec()));
+absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest& manifest,
+                                                             const std::string& fingerprint,
+                                                             const std::string& start_state_sha256,
+                                                             const v1::CodecSpec& codec) const {
+  ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(manifest, codec));
   const auto grid = std::make_shared<const Grid>(std::move(made));
   // So every member has room for its contribution, and none can wait for another's. A chunk has a
   // value at least (where any travel), in numbers a byte: what is too large by that is refused
   // before its sizes are added up.
   const uint64_t bytes_max = kOpenContributionBytesMax / nodes_.size();
-  const bool sends = spec_.codec().kind() != v1::CODEC_KIND_NONE;
-  const uint64_t chunk_min = spec_.codec().kind() == v1::CODEC_KIND_NUMBERS ? 1 : sizeof(float);
+  const bool sends = codec.kind() != v1::CODEC_KIND_NONE;
+  const uint64_t chunk_min = codec.kind() == v1::CODEC_KIND_NUMBERS ? 1 : sizeof(float);
   const uint64_t bytes_min = sends ? grid->chunks() * chunk_min : 0;
   absl::optional<ContributionSizes> sizes;
   if (bytes_min <= bytes_max) sizes.emplace(grid);
@@ -338,7 +346,7 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(
         "OPEN_CONTRIBUTION_BYTES");
   }
   return std::make_shared<const Model>(
-      Model{manifest, fingerprint, start_state_sha256, grid, *std::move(sizes)});
+      Model{manifest, fingerprint, start_state_sha256, codec, grid, *std::move(sizes)});
 }
 
 }  // namespace isthmus

@@ -86,7 +86,7 @@ absl::Status Coordinator::CheckCallerLocked(const std::string& run, const std::s
     return WithReason(
         absl::FailedPreconditionError(absl::StrCat(
             "incarnation ", incarnation, " of node '", node, "' is over: its lease of ",
-            spec_.timing().lease_ms(), " ms ended, or it left; join again")),
+            PresentSpecLocked().timing().lease_ms(), " ms ended, or it left; join again")),
         kReasonNotJoined);
   }
   return absl::OkStatus();
@@ -116,7 +116,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
   v1::HeartbeatResponse response;
   response.set_committed_round(machine_.committed_round());
   response.set_waiting_for(machine_.Decide(NowMs()).sentence);
-  response.set_lease_ms(spec_.timing().lease_ms());
+  response.set_lease_ms(PresentSpecLocked().timing().lease_ms());
   return response;
 }
 

@@ -31,8 +31,8 @@ absl::StatusOr<uint64_t> Coordinator::RequestSnapshot() {
   }
   const uint64_t next = machine_.committed_round() +
                         (machine_.open_round() + machine_.committing_round() > 0 ? 2 : 1);
-  if (machine_.finished() || next > Rounds(spec_)) {
-    return Refused("RUN_ENDS", absl::StrCat("no round opens after round ", Rounds(spec_),
+  if (machine_.finished() || next > revisions_.rounds()) {
+    return Refused("RUN_ENDS", absl::StrCat("no round opens after round ", revisions_.rounds(),
                                             "; trainers write the last state (--save)"));
   }
   WantSnapshotLocked(next);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "kernels/aggregate.h"
 #include "kernels/number_format.h"
@@ -43,12 +44,14 @@ absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string b
                           v1::PayloadCodec_Name(layout), ", as its header must say")),
                       "WRONG_CODEC");
   }
-  // Components of every-step methods may be as large as a transform of what a momentum holds.
-  const bool has_outer = UpdateLayout(grid.codec()) == v1::PAYLOAD_CODEC_REPLY;
+  // Numbers are checked as they are read. Components of every-step methods may be as large as a
+  // transform of what a momentum holds.
+  const bool checks =
+      layout == v1::PAYLOAD_CODEC_TOPK_F32 && UpdateLayout(grid.codec()) == v1::PAYLOAD_CODEC_REPLY;
   ISTHMUS_RETURN_IF_ERROR(
       ForEachChunk(grid, piece, [&](uint64_t chunk, const Components& components) {
         size_t at = 0;
-        if (!has_outer || AllWithin(kNumberMax, components.value, &at)) return absl::OkStatus();
+        if (!checks || AllWithin(kNumberMax, components.value, &at)) return absl::OkStatus();
         return absl::InvalidArgumentError(absl::StrCat(grid.Describe(chunk), ": value ", at, " is ",
                                                        components.value[at], "; magnitudes up to ",
                                                        kNumberMax, " are taken"));
@@ -58,12 +61,16 @@ absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string b
   return held;
 }
 
-absl::StatusOr<std::string> ContributionDigest(const Grid& grid,
-                                               const std::vector<HeldPiece>& pieces) {
-  std::vector<const std::string*> bytes;
-  bytes.reserve(pieces.size());
-  for (const HeldPiece& piece : pieces) bytes.push_back(piece.bytes.get());
-  return PayloadDigest(grid, bytes);
+std::string ContributionDigest(const Grid& grid, const ContributionSizes& sizes,
+                               const std::vector<HeldPiece>& pieces) {
+  Sha256 root;
+  for (const Block& block : grid.blocks()) {
+    Sha256 own;
+    ForEachPart(sizes, pieces, block.first_chunk, block.first_chunk + block.chunks,
+                [&](uint64_t, uint64_t, absl::string_view bytes) { own.Update(bytes); });
+    root.Update(own.Finish());
+  }
+  return root.Finish();
 }
 
 }  // namespace isthmus

@@ -63,8 +63,9 @@ void ForEachPart(const ContributionSizes& sizes, const std::vector<HeldPiece>& p
 // INVALID_ARGUMENT naming tensor and chunk otherwise.
 absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string bytes);
 
-// SHA-256 over the blocks' SHA-256, in block order. The pieces cover the model once.
-absl::StatusOr<std::string> ContributionDigest(const Grid& grid,
-                                               const std::vector<HeldPiece>& pieces);
+// PayloadDigest (spec/piece.h) of pieces that were checked, ascend and cover the model once: what
+// was checked when it came is not read again.
+std::string ContributionDigest(const Grid& grid, const ContributionSizes& sizes,
+                               const std::vector<HeldPiece>& pieces);
 
 }  // namespace isthmus

@@ -35,7 +35,9 @@ constexpr int64_t kTellWaitAfterMs = 1000;
 // and the WAN a round trip.
 constexpr int64_t kAcknowledgeMsMin = 1000;
 
-RoundSettings SettingsOf(const v1::RunSpec& spec) {
+}  // namespace
+
+RoundSettings Coordinator::SettingsOf(const v1::RunSpec& spec) {
   RoundSettings settings;
   settings.run = spec.run();
   for (const v1::NodeSpec& node : spec.nodes()) settings.nodes.push_back(node.name());
@@ -49,6 +51,8 @@ RoundSettings SettingsOf(const v1::RunSpec& spec) {
   settings.acknowledge_ms = std::max<int64_t>(spec.timing().heartbeat_ms(), kAcknowledgeMsMin);
   return settings;
 }
+
+namespace {
 
 // Well before updates since the last one have to go.
 uint64_t SnapshotEvery(const v1::RunSpec& spec, const StoreLimits& limits) {
@@ -114,6 +118,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
 
 Coordinator::Coordinator(CoordinatorOptions options)
     : spec_(std::move(options.spec)),
+      revisions_(spec_),
       store_(std::move(options.store)),
       clock_(options.clock != nullptr ? options.clock : &monotonic_clock_),
       fold_threads_(options.fold_threads > 0
@@ -155,6 +160,9 @@ void Coordinator::StepLocked(const RoundEvent& event) {
 
 void Coordinator::CarryOutLocked(const OpenRound& effect) {
   ISTHMUS_CHECK(model_ != nullptr);  // its members hold the start state, so one has joined
+  TakeUpCodecLocked(effect.round);
+  snapshot_every_ = SnapshotEvery(revisions_.SpecOf(effect.round), store_->limits());
+  snapshot_plan_.SetEvery(MembersSnapshotEvery(spec_, snapshot_every_));
   aggregator_ = std::make_shared<Aggregator>(model_->grid, kOpenContributionBytesMax);
   LogDebug("round opened", {{"round", absl::StrCat(effect.round)},
                             {"members", absl::StrJoin(effect.members, ",")}});
@@ -195,8 +203,9 @@ void Coordinator::CarryOutLocked(const PublishRound& effect) {
 }
 
 void Coordinator::CarryOutLocked(const EndLease& effect) {
-  LogWarning("lease ended: the node was not heard of",
-             {{"node", effect.node}, {"lease_ms", absl::StrCat(spec_.timing().lease_ms())}});
+  LogWarning(
+      "lease ended: the node was not heard of",
+      {{"node", effect.node}, {"lease_ms", absl::StrCat(PresentSpecLocked().timing().lease_ms())}});
   NoteChangeLocked(effect.node, /*left=*/false);
   // What had arrived could be gone on with while the lease lived; now it only takes memory.
   if (aggregator_ != nullptr) {
@@ -204,10 +213,10 @@ void Coordinator::CarryOutLocked(const EndLease& effect) {
     if (aggregator_->Find(effect.node) == nullptr) nodes_[effect.node].trail.received_bytes = 0;
   }
   CloseWatchLocked(&nodes_[effect.node],
-                   WithReason(absl::FailedPreconditionError(
-                                  absl::StrCat("the lease of node '", effect.node,
-                                               "' has ended: nothing was heard of it for ",
-                                               spec_.timing().lease_ms(), " ms; join again")),
+                   WithReason(absl::FailedPreconditionError(absl::StrCat(
+                                  "the lease of node '", effect.node,
+                                  "' has ended: nothing was heard of it for ",
+                                  PresentSpecLocked().timing().lease_ms(), " ms; join again")),
                               kReasonNotJoined));
 }
 
@@ -246,7 +255,7 @@ absl::Status Coordinator::CommitOne() {
   lock.unlock();
   // The last round's plan may replace one that FinishSnapshot is about to make count.
   std::unique_lock<std::mutex> admission_lock(admission_mutex_, std::defer_lock);
-  if (round + 1 == Rounds(spec_)) admission_lock.lock();
+  if (round + 1 == revisions_.rounds()) admission_lock.lock();
   std::unique_lock<std::mutex> hosted_lock(hosted_mutex_, std::defer_lock);
   if (IsHosted(spec_)) hosted_lock.lock();
   if (batch.update == nullptr) {
@@ -294,7 +303,7 @@ absl::StatusOr<StoreBatch> Coordinator::MakeCommit(const CommitJob& job) {
   if (hosted_ != nullptr) ISTHMUS_RETURN_IF_ERROR(WriteHostedSnapshot());
   ISTHMUS_RETURN_IF_ERROR(MakeUpdate(job, &batch));
   hosted_round_ = job.round.round;
-  if (job.round.round < Rounds(spec_)) {
+  if (job.round.round < revisions_.rounds()) {
     batch.open.emplace();
     batch.open->set_round(job.round.round + 1);
     for (const std::string& member : job.round.next_members) batch.open->add_members(member);
@@ -325,10 +334,10 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   record.set_run(spec_.run());
   record.set_round(round);
   record.set_base_round(round - 1);
-  record.set_step(StepAfterRound(spec_, round));  // a void update advances the step too
-  record.set_spec_revision(kSpecRevision);
+  record.set_step(revisions_.StepAfter(round));  // a void update advances the step too
+  record.set_spec_revision(revisions_.RevisionOf(round));
   record.set_lr_bits(LearningRateBits(round));
-  record.set_weight_decay_bits(FloatBits(spec_.optimizer().weight_decay()));
+  record.set_weight_decay_bits(FloatBits(revisions_.SpecOf(round).optimizer().weight_decay()));
   record.set_is_void(job.round.is_void);
   record.set_codec(UpdateLayout(spec_.codec()));
   for (size_t i = 0; i < job.round.included.size(); ++i) {
@@ -359,8 +368,8 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
                             {"included", absl::StrJoin(job.round.included, ",")},
                             {"bytes", absl::StrCat(record.payload_bytes())},
                             {"sha256", HexPrefix(record.sha256())}};
-  const bool worth_a_line =
-      round == 1 || round == Rounds(spec_) || round % kLogEveryRounds == 0 || job.round.is_void;
+  const bool worth_a_line = round == 1 || round == revisions_.rounds() ||
+                            round % kLogEveryRounds == 0 || job.round.is_void;
   (worth_a_line ? LogInfo : LogDebug)("round committed", fields);
   batch->update = std::move(update);
   return absl::OkStatus();
@@ -372,7 +381,8 @@ WatchEvent Coordinator::OpenedEventLocked(const std::string& node) const {
   const uint64_t round = machine_.open_round();
   opened->set_round(round);
   opened->set_base_round(round - 1);
-  opened->set_step(StepAfterRound(spec_, round));
+  opened->set_step(revisions_.StepAfter(round));
+  opened->set_spec_revision(revisions_.RevisionOf(round));
   opened->set_lr_bits(LearningRateBits(round));
   opened->set_snapshot(snapshot_plan_.DutyOf(node, round));
   const int64_t left_ms = machine_.CloseLeftMs(NowMs());
@@ -429,7 +439,7 @@ void Coordinator::Deliver() {
 }
 
 uint32_t Coordinator::LearningRateBits(uint64_t round) const {
-  return FloatBits(RoundLearningRate(spec_, round));
+  return FloatBits(revisions_.LearningRateOf(round));
 }
 
 void Coordinator::TickLoop() {

@@ -10,6 +10,7 @@
 //   resume.cc        what it starts from, and going on with a run that the store holds
 //   admission.cc     JoinRun: who may take part, and in what
 //   admin.cc         DrainNode, EvictNode, AdmitNode: what operators say of a node
+//   revisions.cc     UpdateRun: another spec from a round on
 //   pause.cc         PauseRun, ResumeRun: an operator lets no round open
 //   callers.cc       Heartbeat, LeaveRun, and what every call of an admitted node must pass
 //   submission.cc    Submit: what is checked before a contribution counts
@@ -50,6 +51,7 @@
 #include "server/monitor_history.h"
 #include "server/round.h"
 #include "server/snapshot_plan.h"
+#include "server/spec_revisions.h"
 #include "server/store.h"
 #include "spec/section_ranges.h"
 #include "transport/round_host.h"
@@ -106,7 +108,9 @@ class Coordinator final : public RoundHost {
   absl::StatusOr<v1::DrainNodeResponse> DrainNode(const v1::DrainNodeRequest& request);
   absl::StatusOr<v1::EvictNodeResponse> EvictNode(const v1::EvictNodeRequest& request);
   absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const v1::AdmitNodeRequest& request);
-  // FAILED_PRECONDITION: the run is finished.
+  // FAILED_PRECONDITION: the run is finished; of an update too: a field that a run keeps, a round
+  // that has opened.
+  absl::StatusOr<v1::UpdateRunResponse> UpdateRun(const v1::UpdateRunRequest& request);
   absl::StatusOr<v1::PauseRunResponse> PauseRun(const v1::PauseRunRequest& request);
   absl::StatusOr<v1::ResumeRunResponse> ResumeRun(const v1::ResumeRunRequest& request);
 
@@ -144,6 +148,8 @@ class Coordinator final : public RoundHost {
   // own.
   RunFacts Look() const;
   RoundHistory& history() { return history_; }
+  // As it was made.
+  const v1::RunSpec& spec() const { return spec_; }
   // NOT_FOUND, naming the run that is here. Empty: that run.
   absl::Status CheckRun(const std::string& run) const;
 
@@ -157,6 +163,7 @@ class Coordinator final : public RoundHost {
     v1::Manifest manifest;
     std::string fingerprint;
     std::string start_state_sha256;
+    v1::CodecSpec codec;  // what grid and sizes follow from
     std::shared_ptr<const Grid> grid;
     ContributionSizes sizes;
   };
@@ -216,6 +223,7 @@ class Coordinator final : public RoundHost {
   absl::Status CannotStore(const absl::Status& why);
 
   // coordinator.cc
+  static RoundSettings SettingsOf(const v1::RunSpec& spec);
   void StepLocked(const RoundEvent& event);
   void CarryOutLocked(const OpenRound& effect);
   void CarryOutLocked(const TakeIn& effect);
@@ -249,7 +257,12 @@ class Coordinator final : public RoundHost {
   absl::StatusOr<ModelPtr> CheckModelLocked(const v1::JoinRunRequest& request) const;
   absl::Status CheckHeldOutLocked(const v1::JoinRunRequest& request) const;
   absl::StatusOr<ModelPtr> MakeModel(const v1::Manifest& manifest, const std::string& fingerprint,
-                                     const std::string& start_state_sha256) const;
+                                     const std::string& start_state_sha256,
+                                     const v1::CodecSpec& codec) const;
+  // The same with another revision's codec.
+  absl::StatusOr<ModelPtr> MakeModel(const Model& model, const v1::CodecSpec& codec) const {
+    return MakeModel(model.manifest, model.fingerprint, model.start_state_sha256, codec);
+  }
   bool UploadsStartLocked(const v1::JoinRunRequest& request) const;
   bool ModelMayChangeLocked(const std::string& node) const;
   v1::StoredRun StoredRunOf(const ModelPtr& model, const std::string& heldout_sha256) const;
@@ -262,6 +275,16 @@ class Coordinator final : public RoundHost {
   static RunResumed::Policy PolicyOf(const v1::StoredNode& stored);
   absl::Status EvictedStatus(const std::string& node, const std::string& reason) const;
   absl::Status CheckNotEvictedLocked(const std::string& node) const;
+
+  // revisions.cc
+  // The round that is open or being committed, else the next one.
+  uint64_t PresentRoundLocked() const;
+  const v1::RunSpec& PresentSpecLocked() const { return revisions_.SpecOf(PresentRoundLocked()); }
+  absl::Status CheckFromRoundLocked(const v1::RunSpec& spec, uint64_t* from_round) const;
+  void TakeRevisionLocked(const v1::StoredRevision& revision);
+  absl::Status ResumeRevisionsLocked(const v1::StoredRun& run);
+  void TakeUpCodecLocked(uint64_t round);
+  static WatchEvent RevisedEvent(const v1::StoredRevision& revision);
 
   // pause.cc
   absl::StatusOr<uint64_t> SetPause(const RoundEvent& event, bool paused,
@@ -342,15 +365,14 @@ class Coordinator final : public RoundHost {
                          absl::string_view reason);
   std::vector<std::string> NamesLocked() const;
 
-  static constexpr uint64_t kSpecRevision = 1;  // specs do not change during a run yet
-
-  const v1::RunSpec spec_;
+  const v1::RunSpec spec_;   // the first one: name, nodes, and whatever else never changes
+  SpecRevisions revisions_;  // added to under admission_mutex_ and mutex_, read by anybody
   const std::shared_ptr<Store> store_;
   const MonotonicClock monotonic_clock_;
   const Clock* const clock_;
   const int fold_threads_;
   const std::string scratch_dir_;
-  const uint64_t snapshot_every_;  // rounds; 0: no snapshots
+  uint64_t snapshot_every_;  // rounds; 0: no snapshots
   const std::function<void(const absl::Status&)> on_disk_failure_;
   const int64_t started_ms_;
 

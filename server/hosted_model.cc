@@ -22,7 +22,6 @@
 #include "kernels/feedback.h"
 #include "kernels/number_format.h"
 #include "server/outer_fold.h"
-#include "spec/rounds.h"
 #include "spec/state_hash.h"
 #include "transport/errors.h"
 
@@ -51,8 +50,7 @@ int OpenScratch(const std::string& dir) {
 
 }  // namespace
 
-HostedStep HostedStepOf(const v1::RunSpec& spec, uint64_t round) {
-  const float gamma = RoundLearningRate(spec, round);
+HostedStep HostedStepOf(const v1::RunSpec& spec, uint64_t round, float gamma) {
   HostedStep step;
   step.outer = OuterSettingsOf(spec.outer(), gamma);
   step.gamma = gamma;

@@ -4,7 +4,7 @@
 //
 //   ISTHMUS_ASSIGN_OR_RETURN(auto model, HostedModel::Make(spec, grid, options));
 //   model->Load({0, 0, grid->elements()}, bytes);              // x; all else is zero at first
-//   ISTHMUS_ASSIGN_OR_RETURN(CodedUpdate update, model->Step(HostedStepOf(spec, round), g));
+//   ISTHMUS_ASSIGN_OR_RETURN(CodedUpdate update, model->Step(HostedStepOf(spec, round, gamma), g));
 //
 // The sections lie in a file that is mapped into memory and is scratch: what lasts are snapshots,
 // and the aggregate of each round, from which the same steps make the same bits again, with any
@@ -37,7 +37,8 @@ struct HostedStep {
   UpdateForm form = UpdateForm::kParameters;  // not kMerged or kAggregate
   NumberSettings reply;
 };
-HostedStep HostedStepOf(const v1::RunSpec& spec, uint64_t round);
+// `spec`: the one that holds in the round; `gamma`: the learning rate of its record.
+HostedStep HostedStepOf(const v1::RunSpec& spec, uint64_t round, float gamma);
 
 struct HostedOptions {
   // Folder for the scratch file, which has no name and goes with the process; as much room as all

@@ -114,8 +114,11 @@ absl::Status Coordinator::ReplayRound(uint64_t round) {
     return Damaged(absl::StrCat(aggregate.status().message(), ", and should be"));
   }
   ISTHMUS_RETURN_IF_ERROR(aggregate.status());
+  const uint32_t lr_bits = record.lr_bits();
+  float gamma = 0.0f;
+  std::memcpy(&gamma, &lr_bits, sizeof(gamma));
   ISTHMUS_ASSIGN_OR_RETURN(const CodedUpdate update,
-                           hosted_->Step(HostedStepOf(spec_, round), *aggregate));
+                           hosted_->Step(HostedStepOf(spec_, round, gamma), *aggregate));
   if (update.sha256 == record.payload_sha256()) return absl::OkStatus();
   return Damaged(absl::StrCat(
       "the update of round ", round, ", made again from its aggregate, has SHA-256 ",

@@ -14,8 +14,11 @@ RunFacts Coordinator::Look() const {
   facts.now_ms = NowMs();
   facts.wall = absl::Now();
   facts.started_ms = started_ms_;
-  facts.spec = &spec_;
-  facts.spec_revision = kSpecRevision;
+  const uint64_t present = PresentRoundLocked();
+  facts.spec = &revisions_.SpecOf(present);
+  facts.spec_revision = revisions_.RevisionOf(present);
+  facts.rounds = revisions_.rounds();
+  facts.coming = revisions_.After(present);
   if (!halted_.ok()) facts.stopped = StoppedSentenceLocked();
   facts.last_update_sha256 = last_update_sha256_;
   facts.nodes.reserve(nodes_.size());
@@ -45,8 +48,8 @@ std::vector<std::string> Coordinator::NamesLocked() const {
 
 void Coordinator::NoteOpenedLocked(const OpenRound& effect) {
   for (auto& [name, node] : nodes_) node.trail.received_bytes = 0;
-  history_.Opened({effect.round, StepAfterRound(spec_, effect.round),
-                   RoundLearningRate(spec_, effect.round), RoundNodes(machine_, NamesLocked())},
+  history_.Opened({effect.round, revisions_.StepAfter(effect.round),
+                   revisions_.LearningRateOf(effect.round), RoundNodes(machine_, NamesLocked())},
                   NowLocked());
 }
 

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
@@ -25,19 +26,21 @@
 #include "base/log.h"
 #include "base/main_flags.h"
 #include "server/admin_service.h"
-#include "server/coordinator.h"
 #include "server/monitor_service.h"
 #include "server/reflection.h"
 #include "server/rocks_store.h"
+#include "server/runs.h"
 #include "server/store.h"
 #include "server/version.h"
 #include "spec/run_spec.h"
 #include "transport/service.h"
 
-ABSL_FLAG(std::string, run_spec, "", "file with the run's spec (text form of isthmus.v1.RunSpec)");
+ABSL_FLAG(std::string, run_spec, "",
+          "file with the spec (text form of isthmus.v1.RunSpec) of a run that is there from the "
+          "beginning. Empty: those that operators create (isthmusctl runs create)");
 ABSL_FLAG(std::string, state_dir, "",
-          "folder that keeps the run through restarts and crashes; a coordinator that is started "
-          "on it again goes on with the run. Empty: in memory only");
+          "folder that keeps the runs through restarts and crashes; a coordinator that is started "
+          "on it again goes on with them. Empty: in memory only");
 ABSL_FLAG(uint64_t, keep_rounds, isthmus::kStoredRoundsDefault,
           "updates of so many last rounds are kept for nodes that are behind or start again from a "
           "checkpoint (more in deterministic mode: back to the oldest checkpoint)");
@@ -69,8 +72,10 @@ int Fail(int code, absl::string_view sentence) {
 }
 
 absl::Status CheckFlags() {
-  if (absl::GetFlag(FLAGS_run_spec).empty()) {
-    return absl::InvalidArgumentError("--run_spec is missing: the file that describes the run");
+  if (absl::GetFlag(FLAGS_run_spec).empty() && absl::GetFlag(FLAGS_state_dir).empty()) {
+    return absl::InvalidArgumentError(
+        "--run_spec is missing: the file that describes the run; or --state_dir, which keeps the "
+        "runs that operators create");
   }
   if (absl::GetFlag(FLAGS_keep_rounds) == 0 || absl::GetFlag(FLAGS_keep_bytes) == 0) {
     return absl::InvalidArgumentError(
@@ -80,14 +85,14 @@ absl::Status CheckFlags() {
 }
 
 // Waits for a signal, or with --exit_when_finished for the end of the run.
-void WaitForEnd(const sigset_t& signals, const Coordinator& coordinator) {
+void WaitForEnd(const sigset_t& signals, const Runs& runs) {
   const timespec poll = {0, kPollMs * 1000000};
   const MonotonicClock clock;
   int64_t finished_ms = -1;
   while (sigtimedwait(&signals, nullptr, &poll) <= 0) {
-    if (!absl::GetFlag(FLAGS_exit_when_finished) || !coordinator.finished()) continue;
+    if (!absl::GetFlag(FLAGS_exit_when_finished) || !runs.finished()) continue;
     if (finished_ms < 0) finished_ms = clock.NowMs();
-    if (coordinator.live_nodes() == 0 || clock.NowMs() - finished_ms >= kLingerMs) return;
+    if (runs.live_nodes() == 0 || clock.NowMs() - finished_ms >= kLingerMs) return;
   }
 }
 
@@ -98,9 +103,8 @@ StoreLimits LimitsOfFlags() {
   return limits;
 }
 
-absl::StatusOr<std::unique_ptr<Store>> OpenStore() {
+absl::StatusOr<std::unique_ptr<Store>> OpenStore(const std::string& dir) {
   StoreLimits limits = LimitsOfFlags();
-  const std::string dir = absl::GetFlag(FLAGS_state_dir);
   if (!dir.empty()) {
     LogInfo("the run is kept on disk", {{"state_dir", dir}});
     return OpenRocksStore({dir, limits});
@@ -122,23 +126,27 @@ int CheckStore(const std::string& dir) {
   return 0;
 }
 
-int Serve(const sigset_t& signals, v1::RunSpec spec) {
-  absl::StatusOr<std::unique_ptr<Store>> store = OpenStore();
-  if (!store.ok()) return Fail(1, store.status().message());
-  CoordinatorOptions options;
+std::string WaitingFor(const Runs& runs) {
+  const std::vector<Coordinator*> all = runs.All();
+  if (all.size() == 1) return all.front()->WaitingFor();
+  return all.empty() ? "an operator to create a run" : absl::StrCat(all.size(), " runs");
+}
+
+int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
+  RunsOptions options;
   options.spec = std::move(spec);
-  options.store = *std::move(store);
-  options.scratch_dir = absl::GetFlag(FLAGS_state_dir);
-  absl::StatusOr<std::unique_ptr<Coordinator>> coordinator = Coordinator::Start(std::move(options));
-  if (!coordinator.ok()) return Fail(1, coordinator.status().message());
+  options.state_dir = absl::GetFlag(FLAGS_state_dir);
+  options.open_store = OpenStore;
+  const absl::StatusOr<std::unique_ptr<Runs>> runs = Runs::Start(std::move(options));
+  if (!runs.ok()) return Fail(1, runs.status().message());
 
   EnableReflection();
-  MonitorServer monitor(coordinator->get());
+  MonitorServer monitor(runs->get());
   GrpcServerOptions server_options;
   server_options.more.push_back(monitor.added());
-  AdminServer admin(coordinator->get());
+  AdminServer admin(runs->get());
   server_options.more.push_back(admin.added());
-  server_options.host = coordinator->get();
+  server_options.host = runs->get();
   server_options.addresses = absl::StrSplit(absl::GetFlag(FLAGS_listen), ',', absl::SkipEmpty());
   server_options.allow_plaintext_beyond_loopback = absl::GetFlag(FLAGS_allow_plaintext);
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(server_options);
@@ -148,15 +156,15 @@ int Serve(const sigset_t& signals, v1::RunSpec spec) {
   }
   LogInfo("serving", {{"address", absl::StrJoin((*server)->addresses(), ",")},
                       {"version", kServerVersion},
-                      {"waiting_for", (*coordinator)->WaitingFor()}});
+                      {"waiting_for", WaitingFor(**runs)}});
   if (const auto ready = WriteReadyFile(absl::GetFlag(FLAGS_ready_file), (*server)->addresses());
       !ready.ok()) {
     return Fail(1, ready.message());
   }
-  WaitForEnd(signals, **coordinator);
+  WaitForEnd(signals, **runs);
   LogInfo("stopping", {{"drain_ms_max", absl::StrCat(kDrainMs)}});
   (*server)->SetServing(false);
-  (*coordinator)->Stop();  // ends the watches, which would not end by themselves
+  (*runs)->Stop();  // ends the watches, which would not end by themselves
   (*server)->Shutdown(kDrainMs);
   LogInfo("stopped");
   return 0;
@@ -171,8 +179,12 @@ int Main(int argc, char** argv) {
   }
   if (flags.ok()) flags = CheckFlags();
   if (!flags.ok()) return Fail(kExitFlags, flags.message());
-  absl::StatusOr<v1::RunSpec> spec = ReadRunSpecFile(absl::GetFlag(FLAGS_run_spec));
-  if (!spec.ok()) return Fail(kExitFlags, spec.status().message());
+  absl::optional<v1::RunSpec> spec;
+  if (const std::string file = absl::GetFlag(FLAGS_run_spec); !file.empty()) {
+    const absl::StatusOr<v1::RunSpec> read = ReadRunSpecFile(file);
+    if (!read.ok()) return Fail(kExitFlags, read.status().message());
+    spec = *read;
+  }
   StartLog("coordinator", absl::GetFlag(FLAGS_log_level));
   // Blocked in all threads that are made from here on; WaitForEnd takes them.
   sigset_t signals;
@@ -180,7 +192,7 @@ int Main(int argc, char** argv) {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return Serve(signals, *std::move(spec));
+  return Serve(signals, std::move(spec));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "isthmus/v1/monitor.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
+#include "isthmus/v1/storage.pb.h"
 #include "server/round.h"
 
 namespace isthmus {
@@ -43,11 +44,14 @@ struct RunFacts {
   int64_t now_ms = 0;
   absl::Time wall;
   int64_t started_ms = 0;
-  const v1::RunSpec* spec = nullptr;  // lives as long as the coordinator, never changes
+  // Of the open round, or the next one; lives as long as the coordinator, never changes.
+  const v1::RunSpec* spec = nullptr;
   uint64_t spec_revision = 0;
-  std::string stopped;             // why the run stands still for good; empty: it does not
-  std::string last_update_sha256;  // of the last committed round's record
-  std::vector<NodeFacts> nodes;    // ascending by name
+  uint64_t rounds = 0;                     // of the whole run
+  std::vector<v1::StoredRevision> coming;  // that hold in later rounds, ascending
+  std::string stopped;                     // why the run stands still for good; empty: it does not
+  std::string last_update_sha256;          // of the last committed round's record
+  std::vector<NodeFacts> nodes;            // ascending by name
   // Of the model; empty and 0 until a node has joined.
   std::string fingerprint;
   std::string start_state_sha256;

@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
@@ -23,10 +27,10 @@ constexpr char kServiceName[] = "isthmus.v1.MonitorService";
 
 class MonitorServer::Service final : public v1::MonitorService::CallbackService {
  public:
-  explicit Service(Coordinator* coordinator) : coordinator_(coordinator), watches_(coordinator) {}
+  explicit Service(RunFinder* runs) : runs_(runs) {}
 
   AddedService added() {
-    return {kServiceName, this, [this](const absl::Status& status) { watches_.CloseAll(status); }};
+    return {kServiceName, this, [this](const absl::Status& status) { CloseWatches(status); }};
   }
 
   grpc::ServerUnaryReactor* GetRun(grpc::CallbackServerContext* context,
@@ -56,7 +60,13 @@ class MonitorServer::Service final : public v1::MonitorService::CallbackService 
   }
   grpc::ServerWriteReactor<v1::WatchRoundsResponse>* WatchRounds(
       grpc::CallbackServerContext*, const v1::WatchRoundsRequest* request) override {
-    return watches_.Start(*request);
+    const absl::StatusOr<Coordinator*> run = runs_->Find(request->run());
+    if (!run.ok()) return RoundWatches::Refuse(run.status());
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_with_.ok()) return RoundWatches::Refuse(closed_with_);
+    std::unique_ptr<RoundWatches>& watches = watches_[*run];
+    if (watches == nullptr) watches = std::make_unique<RoundWatches>(*run);
+    return watches->Start(*request);
   }
 
  private:
@@ -67,30 +77,42 @@ class MonitorServer::Service final : public v1::MonitorService::CallbackService 
     return reactor;
   }
 
-  v1::Run Run(bool with_spec) const {
-    const RunFacts facts = coordinator_->Look();
-    return ViewOfRun(facts, coordinator_->history().PaceAt(facts.now_ms), with_spec);
+  void CloseWatches(const absl::Status& status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_with_ = status;
+    for (const auto& [run, watches] : watches_) watches->CloseAll(status);
+  }
+
+  static v1::Run Run(Coordinator* run, bool with_spec) {
+    const RunFacts facts = run->Look();
+    return ViewOfRun(facts, run->history().PaceAt(facts.now_ms), with_spec);
   }
 
   absl::Status ReadRun(const v1::GetRunRequest& request, v1::GetRunResponse* response) const {
-    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckRun(request.run()));
-    *response->mutable_run() = Run(/*with_spec=*/true);
+    ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, runs_->Find(request.run()));
+    *response->mutable_run() = Run(run, /*with_spec=*/true);
     return absl::OkStatus();
   }
 
   absl::Status ReadRuns(const v1::ListRunsRequest& request, v1::ListRunsResponse* response) const {
     ISTHMUS_ASSIGN_OR_RETURN(const Page page,
                              ReadPage(request.page_size(), request.page_token(), 0));
-    if (page.begin == 0) *response->add_runs() = Run(/*with_spec=*/false);
+    const std::vector<Coordinator*> all = runs_->All();
+    const uint64_t begin = std::min<uint64_t>(page.begin, all.size());
+    const uint64_t end = std::min<uint64_t>(begin + page.size, all.size());
+    for (uint64_t at = begin; at < end; ++at) {
+      *response->add_runs() = Run(all[at], /*with_spec=*/false);
+    }
+    if (end < all.size()) response->set_next_page_token(PageToken(end));
     return absl::OkStatus();
   }
 
   absl::Status ReadNodes(const v1::ListNodesRequest& request,
                          v1::ListNodesResponse* response) const {
-    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckRun(request.run()));
+    ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, runs_->Find(request.run()));
     ISTHMUS_ASSIGN_OR_RETURN(const Page page,
                              ReadPage(request.page_size(), request.page_token(), 0));
-    const RunFacts facts = coordinator_->Look();
+    const RunFacts facts = run->Look();
     const uint64_t begin = std::min<uint64_t>(page.begin, facts.nodes.size());
     const uint64_t end = std::min<uint64_t>(begin + page.size, facts.nodes.size());
     for (uint64_t at = begin; at < end; ++at) {
@@ -102,11 +124,11 @@ class MonitorServer::Service final : public v1::MonitorService::CallbackService 
 
   absl::Status ReadRounds(const v1::ListRoundsRequest& request,
                           v1::ListRoundsResponse* response) const {
-    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckRun(request.run()));
+    ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, runs_->Find(request.run()));
     ISTHMUS_ASSIGN_OR_RETURN(const Page page, ReadPage(request.page_size(), request.page_token(),
                                                        std::numeric_limits<uint64_t>::max()));
-    const RunFacts facts = coordinator_->Look();
-    const RoundHistory& history = coordinator_->history();
+    const RunFacts facts = run->Look();
+    const RoundHistory& history = run->history();
     for (const RoundPtr& round :
          history.Before(page.begin, page.size, kPageBytesMax, facts.now_ms)) {
       *response->add_rounds() = ViewOfRound(facts, *round);
@@ -118,9 +140,9 @@ class MonitorServer::Service final : public v1::MonitorService::CallbackService 
   }
 
   absl::Status ReadRound(const v1::GetRoundRequest& request, v1::GetRoundResponse* response) const {
-    ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckRun(request.run()));
-    const RunFacts facts = coordinator_->Look();
-    const RoundHistory& history = coordinator_->history();
+    ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, runs_->Find(request.run()));
+    const RunFacts facts = run->Look();
+    const RoundHistory& history = run->history();
     const absl::optional<v1::Round> newest = history.Newest(facts.now_ms);
     if (!newest.has_value() || request.round() > newest->round()) {
       return WithReason(
@@ -143,12 +165,13 @@ class MonitorServer::Service final : public v1::MonitorService::CallbackService 
     return absl::OkStatus();
   }
 
-  Coordinator* const coordinator_;
-  RoundWatches watches_;
+  RunFinder* const runs_;
+  std::mutex mutex_;
+  absl::Status closed_with_;  // OK: watches may begin
+  std::map<Coordinator*, std::unique_ptr<RoundWatches>> watches_;
 };
 
-MonitorServer::MonitorServer(Coordinator* coordinator)
-    : service_(std::make_unique<Service>(coordinator)) {}
+MonitorServer::MonitorServer(RunFinder* runs) : service_(std::make_unique<Service>(runs)) {}
 
 MonitorServer::~MonitorServer() = default;
 

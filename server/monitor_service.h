@@ -9,15 +9,15 @@
 
 #include <memory>
 
-#include "server/coordinator.h"
+#include "server/run_finder.h"
 #include "transport/service.h"
 
 namespace isthmus {
 
 class MonitorServer {
  public:
-  // The coordinator outlives it.
-  explicit MonitorServer(Coordinator* coordinator);
+  // `runs` outlive it.
+  explicit MonitorServer(RunFinder* runs);
   ~MonitorServer();
 
   AddedService added();

@@ -115,7 +115,7 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   }
   run.set_open_round(std::max(machine.open_round(), machine.committing_round()));
   run.set_committed_round(machine.committed_round());
-  run.set_steps(Rounds(*facts.spec));
+  run.set_steps(facts.rounds);
   run.set_quorum(EffectiveQuorum(*facts.spec));
   run.set_nodes(static_cast<uint32_t>(facts.nodes.size()));
   uint32_t live = 0;
@@ -134,6 +134,11 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   run.set_last_update_sha256(facts.last_update_sha256);
   if (with_spec) *run.mutable_spec() = *facts.spec;
   run.set_spec_revision(facts.spec_revision);
+  for (const v1::StoredRevision& revision : facts.coming) {
+    v1::ComingRevision* coming = run.add_coming_revisions();
+    coming->set_revision(revision.revision());
+    coming->set_from_round(revision.from_round());
+  }
   const absl::Time started = facts.wall - absl::Milliseconds(facts.now_ms - facts.started_ms);
   run.mutable_started_at()->set_seconds(absl::ToUnixSeconds(started));
   run.set_server_version(kServerVersion);

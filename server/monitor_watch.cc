@@ -185,11 +185,11 @@ std::unordered_set<std::shared_ptr<RoundWatch>> RoundWatches::All() {
 
 WriteReactor* RoundWatches::Start(const v1::WatchRoundsRequest& request) {
   const absl::Status run = coordinator_->CheckRun(request.run());
-  if (!run.ok()) return new RefusedWatch(run);
+  if (!run.ok()) return Refuse(run);
   RoundHistory& history = coordinator_->history();
   const auto watch = std::make_shared<RoundWatch>(this, &history);
   // From here on changes are recorded; what happens before StartWatch is part of its answer.
-  if (const absl::Status added = Add(watch); !added.ok()) return new RefusedWatch(added);
+  if (const absl::Status added = Add(watch); !added.ok()) return Refuse(added);
   const RunFacts facts = coordinator_->Look();
   RoundHistory::Start start = history.StartWatch({facts.now_ms, facts.wall});
   start.current.set_waiting_for(facts.machine.Decide(facts.now_ms).sentence);
@@ -199,6 +199,8 @@ WriteReactor* RoundWatches::Start(const v1::WatchRoundsRequest& request) {
   watch->Start(std::move(start));
   return watch.get();
 }
+
+WriteReactor* RoundWatches::Refuse(const absl::Status& status) { return new RefusedWatch(status); }
 
 void RoundWatches::CloseAll(const absl::Status& status) {
   {

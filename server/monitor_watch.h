@@ -26,6 +26,8 @@ class RoundWatches {
 
   // The reactor of a call; owns itself.
   grpc::ServerWriteReactor<v1::WatchRoundsResponse>* Start(const v1::WatchRoundsRequest& request);
+  // The reactor of a call that ends with this.
+  static grpc::ServerWriteReactor<v1::WatchRoundsResponse>* Refuse(const absl::Status& status);
   // Ends all watches, and those that come later.
   void CloseAll(const absl::Status& status);
 

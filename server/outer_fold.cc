@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "absl/types/span.h"
@@ -221,27 +222,41 @@ OuterFoldSettings OuterFoldSettingsOf(const v1::RunSpec& spec) {
   return settings;
 }
 
+absl::StatusOr<BlockFold> MakeBlockFold(const OuterFoldSettings& settings, const Grid& grid,
+                                        const ContributionSizes& sizes,
+                                        const std::vector<OuterContribution>& contributions,
+                                        int threads) {
+  ISTHMUS_CHECK(!contributions.empty());
+  const auto folder = std::make_shared<Folder>(settings, grid, sizes, contributions);
+  ISTHMUS_RETURN_IF_ERROR(folder->SetFactors(threads));
+  return BlockFold([folder, &grid](size_t block, absl::Span<float> g) {
+    folder->FoldBlock(grid.blocks()[block], g);
+  });
+}
+
+float NormOf(const std::vector<double>& squares) {
+  double sum = 0.0;
+  for (const double square : squares) sum += square;
+  return static_cast<float>(std::sqrt(sum));
+}
+
 absl::StatusOr<OuterAggregate> FoldOuter(const OuterFoldSettings& settings, const Grid& grid,
                                          const ContributionSizes& sizes,
                                          const std::vector<OuterContribution>& contributions,
                                          int threads) {
-  ISTHMUS_CHECK(!contributions.empty());
-  Folder folder(settings, grid, sizes, contributions);
-  ISTHMUS_RETURN_IF_ERROR(folder.SetFactors(threads));
-  const std::vector<Block>& blocks = grid.blocks();
+  ISTHMUS_ASSIGN_OR_RETURN(const BlockFold fold,
+                           MakeBlockFold(settings, grid, sizes, contributions, threads));
   const std::vector<uint64_t> offsets = BlockOffsets(grid);
   OuterAggregate aggregate;
   aggregate.g.resize(grid.elements());
-  std::vector<double> squares(blocks.size());
-  ParallelFor(blocks.size(), threads, [&](size_t b) {
+  std::vector<double> squares(grid.blocks().size());
+  ParallelFor(squares.size(), threads, [&](size_t b) {
     const absl::Span<float> out =
-        absl::MakeSpan(aggregate.g).subspan(offsets[b], blocks[b].elements);
-    folder.FoldBlock(blocks[b], out);
+        absl::MakeSpan(aggregate.g).subspan(offsets[b], grid.blocks()[b].elements);
+    fold(b, out);
     squares[b] = SquaresOf(out);
   });
-  double sum = 0.0;
-  for (const double square : squares) sum += square;
-  aggregate.norm = static_cast<float>(std::sqrt(sum));
+  aggregate.norm = NormOf(squares);
   return aggregate;
 }
 

@@ -11,10 +11,13 @@
 // were cut into pieces, not on who came first, not on `threads`.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "kernels/aggregate.h"
 #include "kernels/number_format.h"
@@ -42,15 +45,27 @@ struct OuterContribution {
   ContributionSize size;  // what it says went into it
 };
 
-struct OuterAggregate {
-  std::vector<float> g;
-  // 2-norm of g: the blocks' SquaresOf, added in block order; the root rounded once to float32.
-  float norm = 0.0f;
-};
+// Makes the aggregate of a block: g has its elements. Thread-safe.
+using BlockFold = std::function<void(size_t block, absl::Span<float> g)>;
 
 // `contributions`: one for each included node in ascending name, at least one. trimmed_mean drops
-// fewer at each end where so few came that none would be left. INVALID_ARGUMENT: a weight out of
-// its limits, which the check of a submission refuses.
+// fewer at each end where so few came that none would be left. All that is given here outlives what
+// is returned. INVALID_ARGUMENT: a weight out of its limits, which the check of a submission
+// refuses.
+absl::StatusOr<BlockFold> MakeBlockFold(const OuterFoldSettings& settings, const Grid& grid,
+                                        const ContributionSizes& sizes,
+                                        const std::vector<OuterContribution>& contributions,
+                                        int threads);
+
+// From each block's SquaresOf: their sum in block order; the root rounded once to float32.
+float NormOf(const std::vector<double>& squares);
+
+struct OuterAggregate {
+  std::vector<float> g;
+  float norm = 0.0f;  // of g
+};
+
+// All blocks. Where g is not needed as a whole, block by block is cheaper.
 absl::StatusOr<OuterAggregate> FoldOuter(const OuterFoldSettings& settings, const Grid& grid,
                                          const ContributionSizes& sizes,
                                          const std::vector<OuterContribution>& contributions,

@@ -70,7 +70,9 @@ absl::StatusOr<CodedUpdate> Coordinator::MakeOuterPieces(const CommitJob& job, f
   *norm = aggregate.norm;
   if (IsHosted(spec_)) {
     ISTHMUS_ASSIGN_OR_RETURN(CodedUpdate update,
-                             hosted_->Step(HostedStepOf(spec_, job.round.round), aggregate.g));
+                             hosted_->Step(HostedStepOf(spec_, job.round.round,
+                                                        FloatOf(LearningRateBits(job.round.round))),
+                                           aggregate.g));
     batch->aggregate = std::make_shared<const std::vector<float>>(std::move(aggregate.g));
     return update;
   }

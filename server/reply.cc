@@ -35,6 +35,9 @@ bool IsContiguous(const ChunkPlace& place) {
 void CodeReplyBlock(const Grid& grid, const Block& block, const NumberSettings& reply,
                     absl::Span<const float> values, CodedBlock* coded) {
   std::vector<float> tile;
+  if (reply.format != NumberFormat::kTernary) {
+    coded->bytes.reserve(coded->bytes.size() + NumberBytes(reply, block.elements));
+  }
   ForEachChunkOf(grid, block, [&](uint64_t, const ChunkPlace& place, uint64_t first) {
     absl::Span<const float> own = values.subspan(first);
     if (IsContiguous(place)) {

@@ -28,7 +28,9 @@ absl::Status Damaged(const std::string& what) {
 }
 
 // An operator has said something of the run, which must last.
-bool WasSpokenOf(const StoredState& state) { return state.run.has_value() && state.run->paused(); }
+bool WasSpokenOf(const StoredState& state) {
+  return state.run.has_value() && (state.run->paused() || state.run->revisions_size() > 0);
+}
 
 absl::Status CheckSameRun(const v1::StoredRun& kept, const v1::RunSpec& spec) {
   if (kept.format() != kStoreFormat) {
@@ -64,9 +66,11 @@ absl::Status Coordinator::Resume() {
 
 absl::Status Coordinator::ResumeLocked(const StoredState& state) {
   const v1::StoredRun& run = *state.run;
+  ISTHMUS_RETURN_IF_ERROR(ResumeRevisionsLocked(run));
   if (run.has_manifest()) {
-    ISTHMUS_ASSIGN_OR_RETURN(
-        model_, MakeModel(run.manifest(), run.fingerprint(), run.start_state_sha256()));
+    ISTHMUS_ASSIGN_OR_RETURN(model_,
+                             MakeModel(run.manifest(), run.fingerprint(), run.start_state_sha256(),
+                                       revisions_.SpecOf(state.last_round + 1).codec()));
   }
   heldout_sha256_ = run.heldout_sha256();
   RunResumed resumed;
@@ -89,7 +93,7 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
     if (!kept.left()) resumed.nodes.push_back({kept.node(), kept.incarnation()});
   }
   if (state.last_round != 0 && model_ == nullptr) return Damaged("no model is kept");
-  const bool finished = state.last_round == Rounds(spec_);
+  const bool finished = state.last_round == revisions_.rounds();
   if (state.last_round != 0 && !finished &&
       (!state.open.has_value() || state.open->round() != state.last_round + 1)) {
     return Damaged(absl::StrCat("round ", state.last_round,
@@ -121,7 +125,10 @@ v1::StoredRun Coordinator::StoredRunOf(const ModelPtr& model,
   v1::StoredRun run;
   run.set_format(kStoreFormat);
   *run.mutable_spec() = spec_;
-  run.set_spec_revision(kSpecRevision);
+  run.set_spec_revision(1);  // of `spec`
+  for (v1::StoredRevision& revision : revisions_.Stored()) {
+    *run.add_revisions() = std::move(revision);
+  }
   run.set_heldout_sha256(heldout_sha256);
   run.set_paused(machine_.paused());
   run.set_pause_reason(machine_.pause_reason());

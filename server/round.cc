@@ -119,6 +119,24 @@ void RoundMachine::Apply(const RunUnpaused&, int64_t now_ms, Effects* effects) {
   if (phase_ == Phase::kPaused) Open(now_ms, effects);
 }
 
+void RoundMachine::Apply(const SettingsRevised& event, int64_t, Effects*) {
+  ISTHMUS_CHECK(event.settings.quorum >= 1 && event.settings.quorum <= nodes_.size());
+  ISTHMUS_CHECK(event.settings.steps >= event.from_round);
+  settings_.steps = event.settings.steps;
+  coming_[event.from_round] = event.settings;
+  // What the run begins or goes on with is asked for before a round opens.
+  if (phase_ == Phase::kStarting || phase_ == Phase::kPaused) TakeSettings(committed_ + 1);
+}
+
+void RoundMachine::TakeSettings(uint64_t round) {
+  while (!coming_.empty() && coming_.begin()->first <= round) {
+    const uint64_t steps = settings_.steps;  // of the newest, which may hold later
+    settings_ = coming_.begin()->second;
+    settings_.steps = steps;
+    coming_.erase(coming_.begin());
+  }
+}
+
 void RoundMachine::Apply(const Ticked&, int64_t now_ms, Effects* effects) {
   for (auto& [name, node] : nodes_) {
     if (!node.live || now_ms < node.lease_until_ms) continue;
@@ -141,6 +159,7 @@ void RoundMachine::Apply(const RunResumed& event, int64_t now_ms, Effects* effec
   ISTHMUS_CHECK(phase_ == Phase::kStarting && committed_ == 0);
   ISTHMUS_CHECK(event.committed_round <= settings_.steps);
   committed_ = event.committed_round;
+  TakeSettings(committed_ + 1);
   paused_ = event.paused;
   pause_reason_ = event.pause_reason;
   for (const RunResumed::Policy& said : event.policies) {
@@ -230,6 +249,7 @@ std::vector<std::string> RoundMachine::MembersAfter(uint64_t committed, uint64_t
 
 void RoundMachine::Open(int64_t now_ms, Effects* effects) {
   phase_ = Phase::kOpen;
+  TakeSettings(committed_ + 1);
   opened_ms_ = now_ms;
   OpenRound opened{committed_ + 1, committed_, committed_ + 1, {}};
   // Those that were listed when the round before this one closed, without who was lost since.

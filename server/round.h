@@ -102,10 +102,15 @@ struct RunPaused {     // the open round finishes, and no other opens; again: an
   std::string reason;  // the operator's words; may be empty
 };
 struct RunUnpaused {};
+struct SettingsRevised {    // they hold from a round on that has not opened; `steps` at once
+  uint64_t from_round = 0;  // not below that of an earlier one
+  RoundSettings settings;   // of the same nodes
+};
 struct Ticked {};
 struct StartStateHeld {};  // settings.start_node's state is here
-// The first event of a machine that goes on with a run: what the store has of it. Leases and the
-// round's deadline start afresh, and nothing is complete: a receipt ends with the process.
+// The first event of a machine that goes on with a run, but for SettingsRevised: what the store has
+// of it. Leases and the round's deadline start afresh, and nothing is complete: a receipt ends with
+// the process.
 struct RunResumed {
   struct Node {
     std::string name;
@@ -131,7 +136,7 @@ struct RoundPersisted {
 using RoundEvent =
     std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
                  ContributionRefused, NodeAbstained, NodeLeft, NodePolicySet, RunPaused,
-                 RunUnpaused, Ticked, StartStateHeld, RoundPersisted, RunResumed>;
+                 RunUnpaused, SettingsRevised, Ticked, StartStateHeld, RoundPersisted, RunResumed>;
 
 // Effects.
 struct OpenRound {
@@ -263,6 +268,7 @@ class RoundMachine {
   void Apply(const NodePolicySet& event, int64_t now_ms, Effects* effects);
   void Apply(const RunPaused& event, int64_t now_ms, Effects* effects);
   void Apply(const RunUnpaused& event, int64_t now_ms, Effects* effects);
+  void Apply(const SettingsRevised& event, int64_t now_ms, Effects* effects);
   void Apply(const Ticked& event, int64_t now_ms, Effects* effects);
   void Apply(const StartStateHeld& event, int64_t now_ms, Effects* effects);
   void Apply(const RoundPersisted& event, int64_t now_ms, Effects* effects);
@@ -275,6 +281,7 @@ class RoundMachine {
   void Decline(const std::string& name, Standing standing, const std::string& reason);
   void Advance(int64_t now_ms, Effects* effects);
   void Pause(int64_t now_ms);
+  void TakeSettings(uint64_t round);
   void Open(int64_t now_ms, Effects* effects);
   void OpenFirst(int64_t now_ms, Effects* effects);
   void TakeInMissing(Effects* effects);
@@ -308,6 +315,7 @@ class RoundMachine {
   std::vector<std::string> MembersAfter(uint64_t committed, uint64_t unlisted, int64_t now_ms);
 
   RoundSettings settings_;
+  std::map<uint64_t, RoundSettings> coming_;  // by the first round they hold in
   std::map<std::string, Node> nodes_;
   std::deque<int64_t> commit_ms_;  // when the last commits were made; none older than is of use
   std::vector<std::string> next_members_;  // of the round after the one that is being committed

@@ -30,6 +30,10 @@ class SnapshotPlan {
   explicit SnapshotPlan(uint64_t every_rounds, uint64_t steps = 0)
       : every_rounds_(every_rounds), steps_(steps) {}
 
+  // Another revision of the spec.
+  void SetEvery(uint64_t every_rounds) { every_rounds_ = every_rounds; }
+  void SetLastRound(uint64_t steps) { steps_ = steps; }
+
   // What a coordinator that starts again knows. Reports come again.
   void Resume(const absl::optional<v1::StoredSnapshotPlan>& plan,
               const std::vector<v1::StoredSnapshot>& snapshots, int64_t now_ms);
@@ -69,7 +73,7 @@ class SnapshotPlan {
  private:
   Verdict JudgeWhole(const std::function<bool(const std::string&)>& is_live, int64_t now_ms) const;
 
-  const uint64_t every_rounds_, steps_;
+  uint64_t every_rounds_, steps_;
   uint64_t newest_ = 0;  // round of the newest snapshot
   bool wanted_ = false;
   std::string failed_node_;  // its upload was given up

@@ -209,7 +209,7 @@ absl::Status Coordinator::CheckFactsLocked(const v1::SnapshotFacts& facts) const
   if (facts.fingerprint() != model_->fingerprint) {
     return differs("fingerprint", HexPrefix(facts.fingerprint()), HexPrefix(model_->fingerprint));
   }
-  const uint64_t step = StepAfterRound(spec_, facts.round());
+  const uint64_t step = revisions_.StepAfter(facts.round());
   if (facts.step() != step) {
     return differs("step", absl::StrCat(facts.step()), absl::StrCat(step));
   }
@@ -409,7 +409,8 @@ absl::StatusOr<std::unique_ptr<SnapshotSource>> Coordinator::BeginFetch(
                        plan != nullptr ? absl::StrCat("that of round ", plan->round(),
                                                       " comes from node '", plan->node(), "'")
                                        : absl::StrCat("one is made every ",
-                                                      spec_.snapshot().every_rounds(), " rounds"))),
+                                                      PresentSpecLocked().snapshot().every_rounds(),
+                                                      " rounds"))),
                    "NO_SNAPSHOT"),
         kRetryAfterMs);
   }

@@ -351,7 +351,7 @@ absl::StatusOr<v1::SubmitResponse> Coordinator::Submission::Finish(const v1::Sub
     if (!aggregator_->Covers(node)) return coordinator_->ReceiptLocked(node, header_.round());
     pieces = aggregator_->Pieces(node);
   }
-  ISTHMUS_ASSIGN_OR_RETURN(const std::string digest, ContributionDigest(*model_->grid, pieces));
+  const std::string digest = ContributionDigest(*model_->grid, model_->sizes, pieces);
   if (digest != said) {
     return Malformed("DIGEST_MISMATCH",
                      absl::StrCat("the sender says digest ", HexPrefix(said),

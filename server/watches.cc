@@ -45,6 +45,9 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
   // The node has no watch in this step: what the step would send is part of what follows.
   StepLocked(NodeAcknowledged{request.node(), request.last_round()});
   Delivery delivery{queue, {StartEventLocked(request.node())}, absl::nullopt};
+  for (const v1::StoredRevision& revision : revisions_.After(request.last_round())) {
+    delivery.events.push_back(RevisedEvent(revision));
+  }
   ISTHMUS_RETURN_IF_ERROR(
       AppendBacklogLocked(std::move(missed), request.last_round(), watched, &delivery));
   const Standing standing = machine_.StandingOf(request.node());

@@ -12,7 +12,8 @@
 // steps with its inner optimizer and sends how far they brought it from x; x after the update
 // replaces its parameters, the inner optimizer's state stays. A round that closes meanwhile is
 // applied at the next step boundary, and what was not submitted goes into the next contribution
-// (design rule 11).
+// (design rule 11), which is sent when it has the steps of a round: so that a node which is slower
+// than rounds close takes part in some of them, and not in none.
 //
 // Recovery (design rule 12). From a checkpoint of round r the ranks join with r, and the updates
 // after it come on the watch.
@@ -160,6 +161,7 @@ class Trainer {
   uint64_t step_ = 0;
   uint64_t local_round_ = 0;        // the last one that local steps were taken for
   uint64_t local_steps_ = 0;        // of that round, so far
+  uint64_t unsent_steps_ = 0;       // of rounds that closed before they were all taken
   uint64_t round_began_ = 0;        // step before the last update
   Work sent_;                       // what the last contribution was made from
   uint64_t encoded_round_ = 0;      // the last one that Encode was called for

@@ -21,9 +21,11 @@ absl::Status Trainer::ContributeLocal(const RankClient::Next& next) {
   std::array<double, 1> latest = {static_cast<double>(step_)};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(latest)));
   const auto began = static_cast<uint64_t>(latest[0]);
+  const uint64_t steps = opened.step() - began;
+  const uint64_t last = began + (steps > unsent_steps_ ? steps - unsent_steps_ : 1);
   std::string non_finite;
   double losses = 0;
-  for (uint64_t step = began + 1; step <= opened.step(); ++step) {
+  for (uint64_t step = began + 1; step <= last; ++step) {
     ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient, ComputeGradient(step));
     if (gradient.stopped) return absl::CancelledError("a rank of this node was stopped");
     losses += gradient.loss;
@@ -33,8 +35,12 @@ absl::Status Trainer::ContributeLocal(const RankClient::Next& next) {
     ISTHMUS_RETURN_IF_ERROR(TakeLocalStep(step, gradient));
     // The round closed without this node, which goes on from its update (ApplyContributed takes
     // it). A replay computes for rounds that have closed.
-    if (gradient.closed && !replays_) return absl::OkStatus();
+    if (gradient.closed && !replays_) {
+      unsent_steps_ += local_steps_;
+      return absl::OkStatus();
+    }
   }
+  unsent_steps_ = 0;
   return SendLocal(next, non_finite);
 }
 
@@ -86,12 +92,15 @@ absl::Status Trainer::SendLocal(const RankClient::Next& next, const std::string&
 }
 
 void Trainer::CountLocal(const v1::UpdateRecord& record) {
-  const uint64_t taken = record.round() == local_round_ ? local_steps_ : 0;
+  const uint64_t steps = record.step() - step_;
+  const bool is_local = record.round() == local_round_;
+  const uint64_t taken = is_local ? local_steps_ : 0;
   // The node's samples of an earlier attempt count, too, though that is not settled here.
   const bool merged = !MergedDigest(record).empty();
-  skipped_.Applied(record.step(), merged ? 0 : record.step() - step_ - taken);
+  skipped_.Applied(record.step(), merged && !is_local ? 0 : steps - taken);
   const OuterShard* outer = replica_->outer();
   if (outer == nullptr) return;
+  if (outer->dropped_deltas() > summary_.dropped_deltas) unsent_steps_ = 0;
   report_.local_steps = taken;
   report_.carried_rounds = outer->carried_rounds();
   if (outer->carried_rounds() > 0) ++summary_.carried_rounds;

@@ -161,6 +161,11 @@ class AdminClientImpl final : public AdminClient {
                   v1::CheckpointRunResponse());
   }
 
+  absl::StatusOr<v1::UpdateRunResponse> UpdateRun(const v1::UpdateRunRequest& request) override {
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::UpdateRun, request,
+                  v1::UpdateRunResponse());
+  }
+
   absl::StatusOr<v1::PauseRunResponse> PauseRun(const std::string& run,
                                                 const std::string& reason) override {
     v1::PauseRunRequest request;

@@ -46,6 +46,7 @@ class AdminClient {
                                                           const std::string& reason) = 0;
   virtual absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const std::string& node) = 0;
   virtual absl::StatusOr<v1::CheckpointRunResponse> CheckpointRun(const std::string& run) = 0;
+  virtual absl::StatusOr<v1::UpdateRunResponse> UpdateRun(const v1::UpdateRunRequest& request) = 0;
   virtual absl::StatusOr<v1::PauseRunResponse> PauseRun(const std::string& run,
                                                         const std::string& reason) = 0;
   virtual absl::StatusOr<v1::ResumeRunResponse> ResumeRun(const std::string& run) = 0;

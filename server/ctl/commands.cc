@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -10,8 +11,9 @@
 namespace isthmus {
 namespace {
 
-// What may follow a command: nothing, a run, or the node that it is about.
-enum class Takes { kNothing, kRun, kNode };
+// What follows a command: nothing, perhaps a run, the node that it is about, or a run with fields
+// of its spec.
+enum class Takes { kNothing, kRun, kNode, kRunAndFields };
 
 struct Known {
   const char* words;
@@ -28,6 +30,8 @@ const char* Usage(Takes takes) {
       return " [RUN]";
     case Takes::kNode:
       return " NODE";
+    case Takes::kRunAndFields:
+      return " RUN [FIELD=VALUE...]";
   }
   return "";
 }
@@ -38,6 +42,10 @@ constexpr Known kCommands[] = {
     {"runs list", Command::kRunsList, Takes::kNothing, "the coordinator's runs, one a line"},
     {"runs checkpoint", Command::kRunsCheckpoint, Takes::kRun,
      "keep a snapshot of the next round that opens"},
+    {"runs update", Command::kRunsUpdate, Takes::kRunAndFields,
+     "\n                         another spec from the next round on (--set, --spec, "
+     "--from_round,\n"
+     "                         --dry_run), such as optimizer.lr=0.0005"},
     {"runs pause", Command::kRunsPause, Takes::kRun,
      "let the open round finish and open no other (--reason)"},
     {"runs resume", Command::kRunsResume, Takes::kRun, "let rounds open again"},
@@ -95,8 +103,17 @@ absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words) {
     const auto count = static_cast<size_t>(std::count(name.begin(), name.end(), ' ')) + 1;
     if (words.size() < count) continue;
     if (absl::StrJoin(words.begin(), words.begin() + count, " ") != name) continue;
-    Request request{known.command, "", ""};
+    Request request{known.command, "", "", {}};
     const size_t more = words.size() - count;
+    if (known.takes == Takes::kRunAndFields) {
+      if (more == 0 || absl::StrContains(words[count], '=')) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", name, "' needs the name of a run; 'isthmusctl runs list' shows them"));
+      }
+      request.run = words[count];
+      request.fields.assign(words.begin() + static_cast<ptrdiff_t>(count) + 1, words.end());
+      return request;
+    }
     if (more > (known.takes == Takes::kNothing ? 0 : 1)) {
       const char* const takes = known.takes == Takes::kRun    ? "one run"
                                 : known.takes == Takes::kNode ? "one node"
@@ -135,6 +152,10 @@ std::string HelpText() {
       "  --json              for programs: the messages of isthmus.v1.MonitorService and "
       "AdminService\n"
       "  --limit=20          rounds of 'rounds list'\n"
+      "  --set=FIELD=VALUE   of 'runs update': fields of the spec, with commas between\n"
+      "  --spec=FILE         of 'runs update': a whole spec in place of fields\n"
+      "  --from_round=N      of 'runs update': the first round it holds in; default: the next one\n"
+      "  --dry_run           of 'runs update': only say what would change\n"
       "  --reason=TEXT       why, of 'nodes drain', 'nodes evict' and 'runs pause': for the log, "
       "the "
       "nodes, and those\n                      who look\n\n"

@@ -14,6 +14,7 @@ enum class Command {
   kRunsShow,
   kRunsList,
   kRunsCheckpoint,
+  kRunsUpdate,
   kRunsPause,
   kRunsResume,
   kCheckpointExport,
@@ -28,12 +29,13 @@ enum class Command {
 
 struct Request {
   Command command = Command::kHelp;
-  std::string run;   // empty: the coordinator's own
-  std::string node;  // of the commands that are about one
+  std::string run;                  // empty: the coordinator's own
+  std::string node;                 // of the commands that are about one
+  std::vector<std::string> fields;  // "optimizer.lr=0.0005", of those that set some
 };
 
 // From the arguments that are no flags. INVALID_ARGUMENT: no command, one that does not exist (with
-// the nearest ones), too many words, or no node where one must be named.
+// the nearest ones), too many words, or no node or run where one must be named.
 absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words);
 
 // What `isthmusctl help` prints.

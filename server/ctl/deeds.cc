@@ -29,6 +29,23 @@ std::string AdmittedText(const std::string& node) {
                       "round.\nStart its agent and trainers if they do not run.\n");
 }
 
+std::string UpdatedText(const std::string& run, const v1::UpdateRunResponse& updated,
+                        bool dry_run) {
+  if (updated.changes().empty()) {
+    return absl::StrCat("Nothing changes: run ", run, " has this spec (revision ",
+                        updated.revision(), ") already.\n");
+  }
+  std::string text = absl::StrCat("Revision ", updated.revision(), " of run ", run,
+                                  dry_run ? " would hold" : " holds", " from round ",
+                                  Grouped(updated.from_round()), " on:\n");
+  for (const v1::SpecChange& change : updated.changes()) {
+    absl::StrAppend(&text, "  ", change.field(), ": ",
+                    change.before().empty() ? "not set" : change.before(), " -> ",
+                    change.after().empty() ? "not set" : change.after(), "\n");
+  }
+  return text;
+}
+
 std::string PausedText(const std::string& run, const v1::PauseRunResponse& paused) {
   const std::string last =
       paused.last_round() == 0

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/limits.h"
 #include "base/main_flags.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
@@ -40,6 +42,12 @@ ABSL_FLAG(std::string, reason, "",
           "why, of 'nodes drain', 'nodes evict' and 'runs pause'; at most 256 bytes");
 ABSL_FLAG(std::string, out, "", "the file that 'checkpoint export' writes");
 ABSL_FLAG(int64_t, round, -1, "the snapshot of 'checkpoint export'; -1: the newest");
+ABSL_FLAG(std::vector<std::string>, set, {},
+          "fields of the spec that 'runs update' sets, such as optimizer.lr=0.0005, by comma");
+ABSL_FLAG(std::string, spec, "", "file with the whole spec of 'runs update'");
+ABSL_FLAG(uint64_t, from_round, 0,
+          "the first round that 'runs update' holds in; 0: the next one that has not opened");
+ABSL_FLAG(bool, dry_run, false, "only say what 'runs update' would change");
 ABSL_FLAG(int, limit, 20, "rounds that 'rounds list' shows");
 
 namespace isthmus {
@@ -144,6 +152,31 @@ absl::Status Done(MonitorClient* monitor, const std::string& name,
   return Print(absl::StrCat("The coordinator says: ", run.run().waiting_for(), "\n"));
 }
 
+// The coordinator reads it, and knows what is wrong with it.
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kRunSpecFileBytesMax + 1, '\0');  // one more than it takes
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (!text.empty()) return text;
+  return absl::NotFoundError(absl::StrCat("'", path, "' cannot be read, or is empty"));
+}
+
+absl::Status Update(AdminClient* admin, MonitorClient* monitor, const Request& request) {
+  v1::UpdateRunRequest update;
+  update.set_run(request.run);
+  if (const std::string file = absl::GetFlag(FLAGS_spec); !file.empty()) {
+    ISTHMUS_ASSIGN_OR_RETURN(*update.mutable_spec(), ReadText(file));
+  }
+  for (const std::string& field : absl::GetFlag(FLAGS_set)) update.add_set(field);
+  for (const std::string& field : request.fields) update.add_set(field);
+  update.set_from_round(absl::GetFlag(FLAGS_from_round));
+  update.set_dry_run(absl::GetFlag(FLAGS_dry_run));
+  const absl::StatusOr<v1::UpdateRunResponse> updated = admin->UpdateRun(update);
+  return Done(monitor, request.run, updated,
+              updated.ok() ? UpdatedText(request.run, *updated, update.dry_run()) : "");
+}
+
 absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& request) {
   const std::string& node = request.node;
   const std::string reason = absl::GetFlag(FLAGS_reason);
@@ -156,6 +189,8 @@ absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& r
       return Done(monitor, request.run, admin->EvictNode(node, reason), EvictedText(node));
     case Command::kNodesAdmit:
       return Done(monitor, request.run, admin->AdmitNode(node), AdmittedText(node));
+    case Command::kRunsUpdate:
+      return Update(admin, monitor, request);
     case Command::kRunsPause: {
       const absl::StatusOr<v1::PauseRunResponse> paused = admin->PauseRun(request.run, reason);
       return Done(monitor, request.run, paused,
@@ -173,7 +208,8 @@ absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& r
 bool Changes(Command command) {
   return command == Command::kNodesDrain || command == Command::kNodesEvict ||
          command == Command::kNodesAdmit || command == Command::kRunsCheckpoint ||
-         command == Command::kRunsPause || command == Command::kRunsResume;
+         command == Command::kRunsUpdate || command == Command::kRunsPause ||
+         command == Command::kRunsResume;
 }
 
 // Not within --timeout, which is for short answers: it may be much, and tells how far it is.

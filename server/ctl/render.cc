@@ -95,6 +95,17 @@ std::string RunText(const v1::Run& run, const std::vector<v1::Node>& nodes) {
            absl::StrFormat("%.1f", run.rounds_last_minute()), " in the last minute",
            run.has_last_commit_ms() ? ", the last one " + Ago(run.last_commit_ms()) : "",
            run.has_mean_round_ms() ? ", usual " + Span(run.mean_round_ms()) + " each" : ""));
+  if (run.spec_revision() > 1 || run.coming_revisions_size() > 0) {
+    std::string revisions = absl::StrCat("revision ", run.spec_revision());
+    for (const v1::ComingRevision& coming : run.coming_revisions()) {
+      absl::StrAppend(&revisions, ", revision ", coming.revision(), " from round ",
+                      Grouped(coming.from_round()));
+    }
+    Line(&text, "spec", revisions);
+  }
+  if (run.is_paused()) {
+    Line(&text, "paused", run.pause_reason().empty() ? "no reason given" : run.pause_reason());
+  }
   Line(&text, "nodes",
        absl::StrCat(run.live_nodes(), " of ", run.nodes(), " live, quorum ", run.quorum()));
   if (run.parameters() > 0) {

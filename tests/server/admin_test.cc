@@ -336,7 +336,8 @@ TEST_F(AdminTest, RefusalsNameFieldLimitAndValue) {
 // AdminService on the wire.
 TEST_F(AdminTest, OverARealConnection) {
   Begin();
-  AdminServer admin(host());
+  OneRun runs(host());
+  AdminServer admin(&runs);
   GrpcServerOptions options;
   options.host = host();
   options.addresses = {"127.0.0.1:0"};

@@ -91,11 +91,15 @@ TEST(ContributionSizes, AreSumsOverChunks) {
 
 TEST(ContributionDigest, DoesNotDependOnThePieces) {
   const auto grid = TestGrid();
-  const auto one = ContributionDigest(*grid, Checked(*grid, RandomContribution(*grid, 7, 900)));
-  const auto two = ContributionDigest(*grid, Checked(*grid, RandomContribution(*grid, 7, 5000)));
-  const auto other = ContributionDigest(*grid, Checked(*grid, RandomContribution(*grid, 8)));
-  EXPECT_EQ(*one, *two);
-  EXPECT_NE(*one, *other);
+  const auto digest = [&](uint32_t seed, size_t piece_bytes) {
+    const auto pieces = RandomContribution(*grid, seed, piece_bytes);
+    const std::string own =
+        ContributionDigest(*grid, ContributionSizes(grid), Checked(*grid, pieces));
+    EXPECT_EQ(own, DigestOf(*grid, pieces));
+    return own;
+  };
+  EXPECT_EQ(digest(7, 900), digest(7, 5000));
+  EXPECT_NE(digest(7, 900), digest(8, 900));
 }
 
 TEST(CheckContributionPiece, RefusesWhatIsNotSound) {

@@ -65,6 +65,10 @@ std::string Bytes(const std::vector<float>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
 }
 
+HostedStep StepOf(const v1::RunSpec& spec, uint64_t round) {
+  return HostedStepOf(spec, round, RoundLearningRate(spec, round));
+}
+
 std::vector<float> Copy(absl::Span<const float> values) { return {values.begin(), values.end()}; }
 
 // The sections as plain arrays; the outer step tensor by tensor.
@@ -148,13 +152,13 @@ TEST(HostedModel, IsThePlainModelAndWhatNodesHold) {
     for (uint64_t round = 1; round <= 6; ++round) {
       const std::vector<float> g = RandomAggregate(spec, grid->elements(), &random);
       plain.Step(round, g);
-      const auto update = hosted->Step(HostedStepOf(spec, round), g);
+      const auto update = hosted->Step(StepOf(spec, round), g);
       ASSERT_TRUE(update.ok()) << update.status();
       ASSERT_TRUE(SameBits(Copy(hosted->Section(0)), plain.x)) << round;
       EXPECT_EQ(update->sha256, DigestOf(*grid, update->pieces));
       ApplyHosted(spec, *grid, round, update->pieces, &node);
       ASSERT_TRUE(SameBits(node, plain.x)) << round;
-      const auto same = threaded->Step(HostedStepOf(spec, round), g);
+      const auto same = threaded->Step(StepOf(spec, round), g);
       ASSERT_TRUE(same.ok()) << same.status();
       EXPECT_TRUE(same->pieces == update->pieces);
       for (uint32_t section = 0; section < hosted->sections(); ++section) {
@@ -175,7 +179,7 @@ TEST(HostedModel, GoesOnFromWhatWasReadOfAnother) {
       {"a"}, std::string("preset: 'diloco' outer { kind: OUTER_KIND_ADAMW } ") + kInt8);
   const auto grid = GridOf(spec.codec());
   const auto first = Hosted(spec, grid, Normals(grid->elements(), 0.1f, &random), 1);
-  ASSERT_TRUE(first->Step(HostedStepOf(spec, 1), Normals(grid->elements(), 0.1f, &random)).ok());
+  ASSERT_TRUE(first->Step(StepOf(spec, 1), Normals(grid->elements(), 0.1f, &random)).ok());
   const auto second = Hosted(spec, grid, std::vector<float>(grid->elements()), 2);
   for (uint32_t section = 0; section < first->sections(); ++section) {
     for (uint64_t begin = 0; begin < grid->elements(); begin += 1000) {
@@ -189,8 +193,7 @@ TEST(HostedModel, GoesOnFromWhatWasReadOfAnother) {
   EXPECT_NE(first->HashBehindX(1, 7), first->HashBehindX(2, 7));
   EXPECT_NE(first->HashBehindX(1, 7), first->HashBehindX(1, 8));
   const std::vector<float> g = Normals(grid->elements(), 0.1f, &random);
-  EXPECT_TRUE(first->Step(HostedStepOf(spec, 2), g)->pieces ==
-              second->Step(HostedStepOf(spec, 2), g)->pieces);
+  EXPECT_TRUE(first->Step(StepOf(spec, 2), g)->pieces == second->Step(StepOf(spec, 2), g)->pieces);
 }
 
 TEST(HostedModel, HashesAsNodesDo) {
@@ -221,7 +224,7 @@ TEST(HostedModel, SaysWhereItDiverges) {
       const auto hosted = Hosted(spec, grid, start, 2);
       for (const absl::Status& status :
            {hosted->Check(),
-            hosted->Step(HostedStepOf(spec, 1), std::vector<float>(start.size())).status()}) {
+            hosted->Step(StepOf(spec, 1), std::vector<float>(start.size())).status()}) {
         EXPECT_TRUE(absl::IsDataLoss(status)) << status;
         EXPECT_EQ(ReasonOf(status), "MODEL_DIVERGED");
         EXPECT_THAT(std::string(status.message()), HasSubstr("bias, element 4100, is "));
@@ -235,7 +238,7 @@ TEST(HostedModel, AStepThatIsNoneChangesNothing) {
   const auto grid = GridOf(spec.codec());
   const std::vector<float> start(grid->elements(), 0.5f);
   const auto hosted = Hosted(spec, grid, start, 2);
-  HostedStep step = HostedStepOf(spec, 1);
+  HostedStep step = StepOf(spec, 1);
   step.gamma = 0.0;
   const absl::Status refused = hosted->Step(step, start).status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;

@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 struct Served {
   explicit Served(const v1::RunSpec& spec, const HistoryLimits& limits = HistoryLimits())
       : coordinator(spec, size_t{1} << 30, limits) {
-    monitor = std::make_unique<MonitorServer>(coordinator.host.get());
+    monitor = std::make_unique<MonitorServer>(&runs);
     GrpcServerOptions options;
     options.host = coordinator.host.get();
     options.addresses = {"127.0.0.1:0"};
@@ -64,6 +64,7 @@ struct Served {
   }
 
   TestCoordinator coordinator;
+  OneRun runs{coordinator.host.get()};
   std::unique_ptr<MonitorServer> monitor;  // outlives the server
   std::unique_ptr<GrpcServer> server;
   std::unique_ptr<v1::MonitorService::Stub> stub;

@@ -78,6 +78,42 @@ TEST(Commands, SomeAreAboutANode) {
   EXPECT_THAT(HelpText(), HasSubstr("  nodes drain NODE       let it finish"));
 }
 
+TEST(Commands, SomeSetFieldsOfARun) {
+  const auto update = ReadRequest({"runs", "update", "first", "optimizer.lr=1", "steps=5"});
+  ASSERT_TRUE(update.ok()) << update.status();
+  EXPECT_EQ(update->run, "first");
+  EXPECT_EQ(update->fields, (std::vector<std::string>{"optimizer.lr=1", "steps=5"}));
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"runs", "update"}, {"runs", "update", "steps=5"}}) {
+    EXPECT_THAT(std::string(ReadRequest(words).status().message()),
+                HasSubstr("'runs update' needs the name of a run"));
+  }
+}
+
+TEST(Deeds, AnUpdateNamesItsRoundAndWhatChanges) {
+  v1::UpdateRunResponse updated;
+  updated.set_revision(2);
+  updated.set_from_round(1234);
+  EXPECT_EQ(UpdatedText("first", updated, false),
+            "Nothing changes: run first has this spec (revision 2) already.\n");
+  v1::SpecChange* change = updated.add_changes();
+  change->set_field("optimizer.lr");
+  change->set_before("0.001");
+  change->set_after("0.0005");
+  EXPECT_EQ(UpdatedText("first", updated, true),
+            "Revision 2 of run first would hold from round 1,234 on:\n"
+            "  optimizer.lr: 0.001 -> 0.0005\n");
+}
+
+TEST(Deeds, APauseSaysWhatEndsIt) {
+  v1::PauseRunResponse paused;
+  EXPECT_THAT(PausedText("first", paused),
+              HasSubstr("No round is open; nodes stay connected, and no other round opens until "
+                        "'isthmusctl runs resume first'"));
+  paused.set_last_round(7);
+  EXPECT_THAT(PausedText("", paused), HasSubstr("Round 7 is finished first"));
+}
+
 TEST(Deeds, SayWhatHappenedAndWhatToDoNext) {
   v1::DrainNodeResponse drained;
   EXPECT_THAT(DrainedText("b", drained), HasSubstr("No round counts on it; it may be stopped now"));

@@ -163,9 +163,10 @@ TEST(FoldOuter, IsThePlainAggregateForEveryCutAndThreadCount) {
         for (int threads : {1, 3}) {
           std::vector<OuterContribution> contributions;
           for (size_t node = 0; node < count; ++node) {
-            const size_t piece_bytes = 20000 + random() % 30000;
-            contributions.push_back(
-                {Checked(*grid, OuterPieces(*grid, seeds[node], piece_bytes)), weights[node]});
+            const auto pieces = OuterPieces(*grid, seeds[node], 20000 + random() % 30000);
+            contributions.push_back({Checked(*grid, pieces), weights[node]});
+            EXPECT_EQ(ContributionDigest(*grid, sizes, contributions.back().pieces),
+                      DigestOf(*grid, pieces));
           }
           const auto folded = FoldOuter(rule, *grid, sizes, contributions, threads);
           ASSERT_TRUE(folded.ok()) << folded.status();

@@ -421,6 +421,31 @@ TEST_F(RocksSnapshotTest, AFlippedBitOfAPieceIsFoundAndNamed) {
   EXPECT_GT(found, 0);
 }
 
+TEST_F(RocksSnapshotTest, AFlippedBitOfAnAggregateIsFoundAndNamed) {
+  std::mt19937_64 random(1);
+  const std::vector<float> values(20000, 1.5f);
+  StoreBatch batch = TestCommit(1, 40);
+  batch.aggregate = std::make_shared<const std::vector<float>>(values);
+  ASSERT_TRUE(Open()->Write(batch).ok());
+  Open();  // puts what the log had into files
+  const std::vector<fs::path> blobs = FilesWith(options_.dir, ".blob");
+  ASSERT_EQ(blobs.size(), 1u);
+  EXPECT_EQ(*Open()->ReadAggregate(1, values.size()), values);
+  for (int flip = 0; flip < 4; ++flip) {
+    const RocksStoreOptions copy = Copy();
+    std::fstream file(fs::path(copy.dir) / blobs[0].filename(),
+                      std::ios::in | std::ios::out | std::ios::binary);
+    const auto at = static_cast<std::streamoff>(1000 + random() % 70000);  // inside of the values
+    file.seekp(at);
+    file.put('?');
+    file.close();
+    const absl::Status damaged = Open(copy)->ReadAggregate(1, values.size()).status();
+    EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+    EXPECT_THAT(std::string(damaged.message()),
+                AllOf(HasSubstr(copy.dir), HasSubstr("the aggregate of round 1")));
+  }
+}
+
 // The blob files of those that were dropped go, soon.
 TEST_F(RocksSnapshotTest, TenInARowLeaveABoundedFolder) {
   Use(std::make_shared<FaultFileSystem>());  // which syncs nothing

@@ -6,6 +6,7 @@
 //
 // Commands (times in milliseconds; the clock starts at 0 and only tick and pause move it):
 //   spec nodes=a,b [start=NODE] [quorum=N] [steps=N] [lease=MS] [deadline=MS] [grace=MS]
+//   revise FROM_ROUND [quorum=N] ...   (as spec; what is left out stays as it was said last)
 //   join NODE [HOLDS_ROUND]     ack NODE ROUND        heard NODE
 //   waiting NODE TEXT           complete NODE DIGEST  refuse NODE TEXT   abstain NODE TEXT
 //   drain NODE TEXT             evict NODE TEXT       admit NODE
@@ -79,6 +80,10 @@ class Scenario {
       now_ms_ += Number(words.at(1));
       return Step(Ticked{}, out);
     }
+    if (verb == "revise") {
+      ReadSettings(words, 2);
+      return Step(SettingsRevised{static_cast<uint64_t>(Number(words.at(1))), settings_}, out);
+    }
     if (verb == "hold") return Step(RunPaused{line.substr(std::min<size_t>(line.size(), 5))}, out);
     if (verb == "release") return Step(RunUnpaused(), out);
     if (verb == "start") return Step(StartStateHeld{}, out);
@@ -96,11 +101,18 @@ class Scenario {
   }
 
   void Spec(const std::vector<std::string>& words) {
-    RoundSettings settings;
-    settings.run = "r";
-    settings.steps = 100;
-    settings.quorum = 0;
-    for (size_t i = 1; i < words.size(); ++i) {
+    settings_ = RoundSettings();
+    settings_.run = "r";
+    settings_.steps = 100;
+    settings_.quorum = 0;
+    ReadSettings(words, 1);
+    if (settings_.quorum == 0) settings_.quorum = settings_.nodes.size();
+    machine_ = std::make_unique<RoundMachine>(settings_);
+  }
+
+  void ReadSettings(const std::vector<std::string>& words, size_t first) {
+    RoundSettings& settings = settings_;
+    for (size_t i = first; i < words.size(); ++i) {
       const std::pair<std::string, std::string> field = absl::StrSplit(words[i], '=');
       if (field.first == "nodes") settings.nodes = absl::StrSplit(field.second, ',');
       if (field.first == "quorum") settings.quorum = Number(field.second);
@@ -111,8 +123,6 @@ class Scenario {
       if (field.first == "start") settings.start_node = field.second;
       if (field.first == "acknowledge") settings.acknowledge_ms = Number(field.second);
     }
-    if (settings.quorum == 0) settings.quorum = settings.nodes.size();
-    machine_ = std::make_unique<RoundMachine>(settings);
   }
 
   RoundEvent Event(const std::string& verb, const std::vector<std::string>& words,
@@ -181,6 +191,7 @@ class Scenario {
   }
 
   std::unique_ptr<RoundMachine> machine_;
+  RoundSettings settings_;  // as they were said last
   int64_t now_ms_ = 0;
   uint64_t incarnation_ = 0;
 };

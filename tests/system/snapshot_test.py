@@ -40,6 +40,27 @@ class Snapshots(SystemCase):
         self.assertEqual(late["snapshot_round"] + late["rounds"], 300)
         self.assertGreater(late["tokens"], 0)  # it took part
 
+    def test_a_late_node_starts_from_what_the_coordinator_hosts(self):
+        more = 'preset: "diloco"\nschedule { local_steps: 3 }\nsnapshot { every_rounds: 5 }\n'
+        more += 'codec { reply { format: NUMBER_FORMAT_INT8 } }\nnodes { name: "late" }\n'
+        cluster = self.cluster({"a": 1, "b": 2, "late": 1}, steps=240, quorum=2, more=more)
+        cluster.start_coordinator("--keep_rounds=6")
+        # What it builds is another state than that of the run, which starts with a's.
+        cluster.start_trainers("late", self.text)
+        self.start_node(cluster, "a")
+        self.start_node(cluster, "b")
+        self.wait_snapshot(cluster, 4)
+        # A coordinator that starts again steps on with the very bits (its replay checks them).
+        self.kill(cluster.processes["coordinator"])
+        cluster.start_coordinator("--keep_rounds=6")
+        cluster.start_agent("late")
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        late = summaries["late"]
+        self.assertGreaterEqual(late["snapshot_round"], 15)
+        self.assertEqual(late["snapshot_round"] + late["rounds"], 80)
+        self.assertGreater(late["tokens"], 0)  # it took part
+
     def test_a_node_that_was_cut_off_for_long_takes_part_again(self):
         # With b's lease short, most rounds pass after its end: until then no snapshot counts
         # without b's word.

@@ -233,32 +233,34 @@ TEST(LocalSteps, ADeltaIsCarriedNoFurtherThanTheSpecSays) {
 }
 
 // A round closes while b is in the middle of its steps: it goes on from the update with what it has
-// done, and takes the steps of the round that is open.
+// done, and takes as many steps in the round that is open as are lacking.
 TEST(LocalSteps, WorkOfARoundThatClosesIsCarriedFromTheNextStepBoundary) {
-  const v1::RunSpec spec = LocalSpec("local_sgd", 4, 16);
   TrainerOptions options;
   options.data = WriteText("closes.txt", 20000, 4);
-  LocalRun run(spec, {{"a", 1}, {"b", 2}});
-  run.CloseWithout(2, "b");
-  // Each rank of b is asked at NextRound and then once a step: in round 2's second step it waits
-  // until the round is over.
-  std::atomic<int> asked_of_b{0};
-  const auto wait_in_round_2 = [&] {
-    if (run.rounds() == 1 && ++asked_of_b > 2) run.WaitRounds(2);
-    return false;
-  };
-  const Trained trained = Train(&run, {{"a", 1}, {"b", 2}}, options, {{"b", wait_in_round_2}});
-  ASSERT_TRUE(trained.status.ok()) << trained.status;
-  EXPECT_EQ(trained.states.size(), 1u);
-  const Work third = run.works().at(3).at("b");
-  EXPECT_GT(third.steps, 4u);
-  EXPECT_LT(third.steps, 8u);
-  EXPECT_EQ(third.tokens, third.steps * 6 * 16);
-  EXPECT_EQ(run.works().at(4).at("b").steps, 4u);
-  const TrainSummary& summary = trained.summaries.at("b");
-  EXPECT_EQ(summary.carried_rounds, 1u);
-  EXPECT_EQ(summary.skipped_steps, 8u - third.steps);
-  EXPECT_EQ(summary.tokens, (16u - summary.skipped_steps) * 6 * 16);
+  for (const bool feedback : {false, true}) {
+    SCOPED_TRACE(feedback ? "the residual takes it" : "the parameters hold it");
+    const v1::RunSpec spec = LocalSpec(feedback ? "sparse_loco" : "local_sgd", 4, 16);
+    LocalRun run(spec, {{"a", 1}, {"b", 2}});
+    run.CloseWithout(2, "b");
+    // Each rank of b is asked at NextRound and then once a step: in a step of round 2 it waits
+    // until the round is over.
+    std::atomic<int> asked_of_b{0};
+    const auto wait_in_round_2 = [&] {
+      if (run.rounds() == 1 && ++asked_of_b > 2) run.WaitRounds(2);
+      return false;
+    };
+    const Trained trained = Train(&run, {{"a", 1}, {"b", 2}}, options, {{"b", wait_in_round_2}});
+    ASSERT_TRUE(trained.status.ok()) << trained.status;
+    EXPECT_EQ(trained.states.size(), 1u);
+    const Work third = run.works().at(3).at("b");
+    EXPECT_EQ(third.steps, feedback ? 3u : 4u);  // one of them of round 2
+    EXPECT_EQ(third.tokens, third.steps * 6 * 16);
+    EXPECT_EQ(run.works().at(4).at("b").steps, 4u);
+    const TrainSummary& summary = trained.summaries.at("b");
+    EXPECT_EQ(summary.carried_rounds, feedback ? 0u : 1u);
+    EXPECT_EQ(summary.skipped_steps, 4u);
+    EXPECT_EQ(summary.tokens, (8u + third.steps) * 6 * 16);
+  }
 }
 
 // SGD with a rate beyond float32: the first step leaves nothing finite.

@@ -1,0 +1,242 @@
+#include "server/runs.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "server/spec_difference.h"
+#include "spec/run_spec.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kRunsFolder[] = "runs";
+// What every database of ours has.
+constexpr char kStoreMark[] = "CURRENT";
+
+absl::Status InFolder(const absl::Status& status, const std::string& dir) {
+  if (status.ok() || dir.empty()) return status;
+  return absl::Status(status.code(), absl::StrCat(dir, ": ", status.message()));
+}
+
+absl::Status MakeFolder(const std::string& dir) {
+  std::error_code error;
+  if (!dir.empty()) fs::create_directories(dir, error);
+  if (!error) return absl::OkStatus();
+  return WithReason(absl::FailedPreconditionError(
+                        absl::StrCat("cannot make the folder ", dir, ": ", error.message())),
+                    "STATE_FOLDER");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Runs>> Runs::Start(RunsOptions options) {
+  std::unique_ptr<Runs> runs(new Runs(std::move(options)));
+  ISTHMUS_RETURN_IF_ERROR(runs->ResumeAll());
+  return runs;
+}
+
+Runs::~Runs() { Stop(); }
+
+absl::Status Runs::ResumeAll() {
+  const std::string& dir = options_.state_dir;
+  if (options_.spec.has_value()) {
+    ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, options_.open_store(dir));
+    ISTHMUS_RETURN_IF_ERROR(StartRun(*options_.spec, std::move(store), dir));
+  } else if (!dir.empty() && fs::exists(fs::path(dir) / kStoreMark)) {
+    ISTHMUS_RETURN_IF_ERROR(ResumeFolder(dir));
+  }
+  if (dir.empty()) return absl::OkStatus();
+  std::error_code none;  // there is no such folder: no run was created
+  std::vector<std::string> folders;
+  for (const auto& entry : fs::directory_iterator(fs::path(dir) / kRunsFolder, none)) {
+    if (fs::exists(entry.path() / kStoreMark)) folders.push_back(entry.path().string());
+  }
+  std::sort(folders.begin(), folders.end());
+  for (const std::string& folder : folders) ISTHMUS_RETURN_IF_ERROR(ResumeFolder(folder));
+  return absl::OkStatus();
+}
+
+absl::Status Runs::ResumeFolder(const std::string& dir) {
+  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, options_.open_store(dir));
+  absl::optional<v1::StoredRun> run = store->State().run;
+  if (!run.has_value()) {
+    // Its creation was never answered.
+    LogWarning("a folder holds no run, and is left as it is", {{"dir", dir}});
+    return absl::OkStatus();
+  }
+  // Fields that came with a later version have their default.
+  v1::RunSpec spec = run->spec();
+  if (const absl::Status complete = CompleteRunSpec(&spec); !complete.ok()) {
+    return InFolder(complete, dir);
+  }
+  return InFolder(StartRun(spec, std::move(store), dir), dir);
+}
+
+absl::Status Runs::StartRun(const v1::RunSpec& spec, std::shared_ptr<Store> store,
+                            const std::string& dir) {
+  ISTHMUS_RETURN_IF_ERROR(CheckRoom(spec.run()));
+  CoordinatorOptions options;
+  options.spec = spec;
+  options.store = std::move(store);
+  options.scratch_dir = dir;
+  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> started,
+                           Coordinator::Start(std::move(options)));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopping_) {
+    return WithReason(absl::UnavailableError("the coordinator is shutting down"),
+                      kReasonShuttingDown);
+  }
+  runs_[spec.run()] = std::move(started);
+  return absl::OkStatus();
+}
+
+std::string Runs::FolderOf(const std::string& run) const {
+  if (options_.state_dir.empty()) return "";
+  return (fs::path(options_.state_dir) / kRunsFolder / run).string();
+}
+
+absl::Status Runs::CheckRoom(const std::string& run) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (runs_.count(run) != 0) {
+    return WithReason(absl::AlreadyExistsError(absl::StrCat("there is a run '", run, "' already")),
+                      "RUN_EXISTS");
+  }
+  if (runs_.size() < kRunsMax) return absl::OkStatus();
+  return WithReason(absl::ResourceExhaustedError(
+                        absl::StrCat("this coordinator has ", runs_.size(), " runs, the limit is ",
+                                     kRunsMax, "; start another coordinator for more")),
+                    "TOO_MANY_RUNS");
+}
+
+absl::StatusOr<v1::CreateRunResponse> Runs::CreateRun(const v1::CreateRunRequest& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::RunSpec spec, ParseRunSpec(request.spec()));
+  v1::CreateRunResponse response;
+  *response.mutable_spec() = spec;
+  std::lock_guard<std::mutex> create_lock(create_mutex_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto same = runs_.find(spec.run());
+    if (same != runs_.end()) {
+      const std::string difference = SpecDifference(same->second->spec(), spec);
+      if (difference.empty()) return response;
+      return WithReason(
+          absl::AlreadyExistsError(absl::StrCat(
+              "there is a run '", spec.run(), "' with another spec: ", difference,
+              ". Give the new run another name, or change that one: isthmusctl runs update")),
+          "RUN_EXISTS");
+    }
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckRoom(spec.run()));
+  const std::string dir = FolderOf(spec.run());
+  ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, options_.open_store(dir));
+  // Persist: Coordinator::Start writes what the run is.
+  ISTHMUS_RETURN_IF_ERROR(StartRun(spec, std::move(store), dir));
+  LogInfo("an operator creates a run", {{"run", spec.run()}, {"state_dir", dir}});
+  return response;
+}
+
+absl::StatusOr<v1::ForkRunResponse> Runs::ForkRun(const v1::ForkRunRequest&) {
+  return absl::UnimplementedError("runs cannot be forked yet");
+}
+
+absl::StatusOr<Coordinator*> Runs::Find(const std::string& run) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (run.empty() && runs_.size() == 1) return runs_.begin()->second.get();
+  if (const auto found = runs_.find(run); found != runs_.end()) return found->second.get();
+  if (runs_.empty()) {
+    return WithReason(absl::NotFoundError("this coordinator has no run yet; make one: isthmusctl "
+                                          "runs create SPEC_FILE"),
+                      "UNKNOWN_RUN");
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, coordinator] : runs_) names.push_back(absl::StrCat("'", name, "'"));
+  const bool one = names.size() == 1;
+  return WithReason(
+      absl::NotFoundError(absl::StrCat(
+          run.empty() ? "no run was named" : absl::StrCat("there is no run '", run, "' here"),
+          "; this coordinator has run", one ? " " : "s ", absl::StrJoin(names, ", "))),
+      "UNKNOWN_RUN");
+}
+
+std::vector<Coordinator*> Runs::All() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Coordinator*> all;
+  for (const auto& [name, coordinator] : runs_) all.push_back(coordinator.get());
+  return all;
+}
+
+void Runs::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  for (Coordinator* coordinator : All()) coordinator->Stop();
+}
+
+bool Runs::finished() const {
+  const std::vector<Coordinator*> all = All();
+  return !all.empty() && std::all_of(all.begin(), all.end(), [](const Coordinator* coordinator) {
+    return coordinator->finished();
+  });
+}
+
+size_t Runs::live_nodes() const {
+  size_t nodes = 0;
+  for (const Coordinator* coordinator : All()) nodes += coordinator->live_nodes();
+  return nodes;
+}
+
+absl::StatusOr<v1::JoinRunResponse> Runs::JoinRun(const v1::JoinRunRequest& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(request.run()));
+  return run->JoinRun(request);
+}
+
+absl::StatusOr<std::unique_ptr<SubmissionSink>> Runs::BeginSubmit(const v1::SubmitHeader& header) {
+  ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(header.run()));
+  return run->BeginSubmit(header);
+}
+
+absl::StatusOr<std::shared_ptr<WatchQueue>> Runs::Watch(const v1::WatchUpdatesRequest& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(request.run()));
+  return run->Watch(request);
+}
+
+// A watch that named no run may be of one that is not the only one any more.
+void Runs::WatchEnded(const v1::WatchUpdatesRequest& request,
+                      const std::shared_ptr<WatchQueue>& queue) {
+  for (Coordinator* coordinator : All()) coordinator->WatchEnded(request, queue);
+}
+
+absl::StatusOr<v1::HeartbeatResponse> Runs::Heartbeat(const v1::HeartbeatRequest& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(request.run()));
+  return run->Heartbeat(request);
+}
+
+absl::StatusOr<v1::LeaveRunResponse> Runs::LeaveRun(const v1::LeaveRunRequest& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(request.run()));
+  return run->LeaveRun(request);
+}
+
+absl::StatusOr<std::unique_ptr<SnapshotSink>> Runs::BeginUpload(
+    const v1::UploadSnapshotHeader& header) {
+  ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(header.run()));
+  return run->BeginUpload(header);
+}
+
+absl::StatusOr<std::unique_ptr<SnapshotSource>> Runs::BeginFetch(
+    const v1::FetchSnapshotRequest& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(request.run()));
+  return run->BeginFetch(request);
+}
+
+}  // namespace isthmus

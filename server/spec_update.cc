@@ -1,0 +1,273 @@
+#include "server/spec_update.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "spec/rounds.h"
+#include "spec/run_spec.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+using google::protobuf::TextFormat;
+
+// A path that ends with '.' stands for all fields below it.
+constexpr absl::string_view kMayChange[] = {
+    "steps",
+    "quorum",
+    "timing.",
+    "optimizer.lr",
+    "optimizer.warmup_steps",
+    "optimizer.lr_final_ratio",
+    "optimizer.weight_decay",
+    "optimizer.clip_norm",
+    "codec.matrix_density",
+    "codec.vector_density",
+    "codec.top_k",
+    "codec.topk_k",
+    "codec.numbers.",
+    "codec.reply.",
+    "snapshot.every_rounds",
+    "schedule.",
+    "aggregate.",
+    "outer.lr",
+    "outer.momentum",
+    "outer.alpha",
+    "outer.beta",
+    "outer.beta1",
+    "outer.beta2",
+    "outer.eta",
+    "outer.eps",
+    "outer.weight_decay",
+    "outer.bound",
+};
+
+// What nodes have from the spec they joined with.
+constexpr absl::string_view kNodesKeep[] = {"steps", "timing.heartbeat_ms", "optimizer.clip_norm",
+                                            "codec."};
+// With local steps, all but these.
+constexpr absl::string_view kNodesDoNotRead[] = {"quorum", "timing.", "snapshot."};
+
+// Limits that follow from other fields where nobody gives them.
+constexpr const char* kDerived[] = {"aggregate.tokens_max", "aggregate.steps_max"};
+
+absl::Status Wrong(const std::string& text) {
+  return WithReason(absl::InvalidArgumentError(text), "SPEC_FIELD");
+}
+
+template <size_t kCount>
+bool IsOneOf(absl::string_view field, const absl::string_view (&paths)[kCount]) {
+  return std::any_of(std::begin(paths), std::end(paths), [&](absl::string_view known) {
+    return absl::EndsWith(known, ".") ? absl::StartsWith(field, known) : field == known;
+  });
+}
+
+// The message and the field in it that a path names. `spec` gets the messages on the way.
+struct Place {
+  Message* message = nullptr;
+  const FieldDescriptor* field = nullptr;
+};
+
+absl::StatusOr<Place> Find(const std::string& path, v1::RunSpec* spec) {
+  Place place{spec, nullptr};
+  for (absl::string_view name : absl::StrSplit(path, '.')) {
+    if (place.field != nullptr) {
+      if (place.field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE ||
+          place.field->is_repeated()) {
+        return Wrong(absl::StrCat("'", path, "': ", place.field->name(), " has no fields"));
+      }
+      place.message = place.message->GetReflection()->MutableMessage(place.message, place.field);
+    }
+    place.field = place.message->GetDescriptor()->FindFieldByName(std::string(name));
+    if (place.field == nullptr) {
+      return Wrong(absl::StrCat("'", path, "': a ", place.message->GetDescriptor()->name(),
+                                " has no field '", name, "'; run_spec.proto lists them"));
+    }
+  }
+  const bool single =
+      !place.field->is_repeated() && place.field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE;
+  if (single) return place;
+  return Wrong(absl::StrCat("'", path,
+                            "' is no single value; name a field of it, or give the whole "
+                            "spec"));
+}
+
+void Clear(const Place& place) {
+  place.message->GetReflection()->ClearField(place.message, place.field);
+}
+
+// Its errors speak of lines and columns, which mean nothing here.
+class Silent final : public google::protobuf::io::ErrorCollector {
+  void AddError(int, google::protobuf::io::ColumnNumber, const std::string&) override {}
+};
+
+absl::Status SetField(absl::string_view assignment, v1::RunSpec* spec) {
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(assignment, absl::MaxSplits('=', 1));
+  if (!absl::StrContains(assignment, '=') || parts.first.empty()) {
+    return Wrong(absl::StrCat("'", OneLine(assignment, kReasonBytesMax),
+                              "' sets nothing; write FIELD=VALUE, such as optimizer.lr=0.0005"));
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(const Place place, Find(parts.first, spec));
+  Clear(place);
+  if (parts.second.empty()) return absl::OkStatus();
+  const bool is_text = place.field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+  const std::string value =
+      is_text ? absl::StrCat("\"", absl::CEscape(parts.second), "\"") : parts.second;
+  Silent silent;
+  TextFormat::Parser parser;
+  parser.RecordErrorsTo(&silent);
+  // Only one value: no text that goes on with other fields.
+  const bool one_word = value.find_first_of("{}:;#\n ") == std::string::npos || is_text;
+  if (one_word && parser.ParseFieldValueFromString(value, place.field, place.message)) {
+    return absl::OkStatus();
+  }
+  return Wrong(absl::StrCat("'", OneLine(assignment, kReasonBytesMax), "': that is no ",
+                            place.field->cpp_type_name(), " value"));
+}
+
+// What `last` has only because other fields are as they are.
+absl::Status DropDerived(const v1::RunSpec& last, v1::RunSpec* spec) {
+  for (const char* path : kDerived) {
+    v1::RunSpec bare = last;
+    if (!bare.has_aggregate()) continue;
+    ISTHMUS_ASSIGN_OR_RETURN(const Place place, Find(path, &bare));
+    Clear(place);
+    ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&bare));
+    if (!SpecChanges(last, bare).empty()) continue;
+    ISTHMUS_ASSIGN_OR_RETURN(const Place own, Find(path, spec));
+    Clear(own);
+  }
+  return absl::OkStatus();
+}
+
+std::string ValueOf(const Message& message, const FieldDescriptor* field, int index) {
+  std::string text;
+  TextFormat::Printer printer;
+  printer.SetSingleLineMode(true);
+  printer.SetUseShortRepeatedPrimitives(true);
+  printer.PrintFieldValueToString(message, field, index, &text);
+  return OneLine(absl::StripAsciiWhitespace(text), kReasonBytesMax);
+}
+
+// All values of a field; empty: it has none.
+std::string TextOf(const Message& message, const FieldDescriptor* field) {
+  const Reflection& reflection = *message.GetReflection();
+  if (field->is_repeated()) {
+    std::vector<std::string> values;
+    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+      values.push_back(ValueOf(message, field, i));
+    }
+    return absl::StrJoin(values, ", ");
+  }
+  if (field->has_presence() && !reflection.HasField(message, field)) return "";
+  return ValueOf(message, field, -1);
+}
+
+void Compare(const Message& before, const Message& after, const std::string& path,
+             std::vector<v1::SpecChange>* changes) {
+  const google::protobuf::Descriptor& descriptor = *before.GetDescriptor();
+  for (int i = 0; i < descriptor.field_count(); ++i) {
+    const FieldDescriptor* field = descriptor.field(i);
+    const std::string name = absl::StrCat(path, field->name());
+    const Reflection& reflection = *before.GetReflection();
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && !field->is_repeated() &&
+        reflection.HasField(before, field) && reflection.HasField(after, field)) {
+      Compare(reflection.GetMessage(before, field), reflection.GetMessage(after, field), name + ".",
+              changes);
+      continue;
+    }
+    v1::SpecChange change;
+    change.set_field(name);
+    change.set_before(TextOf(before, field));
+    change.set_after(TextOf(after, field));
+    if (change.before() != change.after()) changes->push_back(std::move(change));
+  }
+}
+
+std::string Shown(const std::string& value) { return value.empty() ? "not set" : value; }
+
+}  // namespace
+
+absl::StatusOr<v1::RunSpec> UpdatedSpec(const v1::RunSpec& last, const std::string& name,
+                                        const std::string& text,
+                                        const std::vector<std::string>& set) {
+  if (set.size() > kSetFieldsMax) {
+    return Wrong(absl::StrCat("set has ", set.size(), " fields; the limit is ", kSetFieldsMax));
+  }
+  v1::RunSpec spec = last;
+  if (!text.empty()) {
+    ISTHMUS_ASSIGN_OR_RETURN(spec, ParseRunSpec(text));
+  } else {
+    ISTHMUS_RETURN_IF_ERROR(DropDerived(last, &spec));
+  }
+  spec.set_run(name);
+  for (const std::string& assignment : set) {
+    ISTHMUS_RETURN_IF_ERROR(SetField(assignment, &spec));
+  }
+  ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
+  return spec;
+}
+
+std::vector<v1::SpecChange> SpecChanges(const v1::RunSpec& before, const v1::RunSpec& after) {
+  std::vector<v1::SpecChange> changes;
+  Compare(before, after, "", &changes);
+  return changes;
+}
+
+absl::Status CheckMayChange(const std::vector<v1::SpecChange>& changes) {
+  std::vector<std::string> kept;
+  for (const v1::SpecChange& change : changes) {
+    if (IsOneOf(change.field(), kMayChange)) continue;
+    kept.push_back(absl::StrCat(change.field(), " (", Shown(change.before()), " -> ",
+                                Shown(change.after()), ")"));
+  }
+  if (kept.empty()) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "a run keeps ", absl::StrJoin(kept, ", "),
+          " for as long as it lives; leave that as it is, or fork the run: isthmusctl runs fork")),
+      "SPEC_FIELD_FIXED");
+}
+
+absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
+                                 const std::vector<v1::SpecChange>& changes) {
+  std::vector<std::string> kept;
+  for (const v1::SpecChange& change : changes) {
+    const bool reads = IsOuter(spec) ? !IsOneOf(change.field(), kNodesDoNotRead)
+                                     : IsOneOf(change.field(), kNodesKeep);
+    if (reads) kept.push_back(change.field());
+  }
+  if (kept.empty()) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "nodes of this version cannot change ", absl::StrJoin(kept, ", "),
+          " while they run; leave that as it is, or fork the run: isthmusctl runs fork")),
+      "NODES_CANNOT_CHANGE");
+}
+
+std::string ChangesText(const std::vector<v1::SpecChange>& changes) {
+  return absl::StrJoin(changes, ", ", [](std::string* out, const v1::SpecChange& change) {
+    absl::StrAppend(out, change.field(), " ", Shown(change.before()), " -> ",
+                    Shown(change.after()));
+  });
+}
+
+}  // namespace isthmus

@@ -1,0 +1,167 @@
+// Another spec for a run under way: what it changes, what it may not, and what rounds become.
+#include "server/spec_update.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "server/spec_revisions.h"
+#include "spec/rounds.h"
+#include "tests/server/payloads.h"
+#include "transport/errors.h"
+
+namespace isthmus {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Changes(const v1::RunSpec& last, const std::vector<std::string>& set) {
+  const auto spec = UpdatedSpec(last, last.run(), "", set);
+  if (!spec.ok()) return std::string(spec.status().message());
+  return ChangesText(SpecChanges(last, *spec));
+}
+
+TEST(SpecUpdate, FieldsAreSetAndListed) {
+  const v1::RunSpec last = TestSpec({"a", "b"}, 0, 100);
+  EXPECT_EQ(Changes(last, {}), "");
+  EXPECT_EQ(Changes(last, {"optimizer.lr=0.5", "steps=200"}),
+            "steps 100 -> 200, optimizer.lr 0.01 -> 0.5");
+  // What follows from it by default is filled in, and listed.
+  EXPECT_EQ(Changes(last, {"quorum=1"}), "quorum 0 -> 1, timing.deadline_ms 0 -> 60000");
+  EXPECT_EQ(Changes(last, {"codec.sign="}), "");
+  EXPECT_EQ(Changes(last, {"optimizer.weight_decay=0.1", "optimizer.weight_decay="}), "");
+  EXPECT_EQ(Changes(last, {"optimizer.base=BASE_OPTIMIZER_ADAMW"}),
+            "optimizer.base BASE_OPTIMIZER_SGD -> BASE_OPTIMIZER_ADAMW");
+}
+
+TEST(SpecUpdate, AWholeSpecIsTakenAsItIs) {
+  const v1::RunSpec last = TestSpec({"a", "b"}, 0, 100);
+  v1::RunSpec other = last;
+  other.set_run("other");
+  other.mutable_optimizer()->set_lr(0.25f);
+  const auto spec = UpdatedSpec(last, "test", other.DebugString(), {"optimizer.clip_norm=1"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(ChangesText(SpecChanges(last, *spec)),
+            "optimizer.lr 0.01 -> 0.25, optimizer.clip_norm 0 -> 1");
+}
+
+TEST(SpecUpdate, WhatIsNoFieldOrNoValueIsNamed) {
+  const v1::RunSpec last = TestSpec({"a", "b"}, 0, 100);
+  EXPECT_THAT(Changes(last, {"optimizer.rate=1"}), HasSubstr("OptimizerSpec has no field 'rate'"));
+  EXPECT_THAT(Changes(last, {"steps.x=1"}), HasSubstr("steps has no fields"));
+  EXPECT_THAT(Changes(last, {"optimizer=1"}), HasSubstr("'optimizer' is no single value"));
+  EXPECT_THAT(Changes(last, {"nodes=1"}), HasSubstr("'nodes' is no single value"));
+  EXPECT_THAT(Changes(last, {"lr"}), HasSubstr("write FIELD=VALUE"));
+  EXPECT_THAT(Changes(last, {"=1"}), HasSubstr("write FIELD=VALUE"));
+  EXPECT_THAT(Changes(last, {"steps=many"}), HasSubstr("that is no uint64 value"));
+  EXPECT_THAT(Changes(last, {"steps=5 quorum: 1"}), HasSubstr("that is no uint64 value"));
+  EXPECT_THAT(Changes(last, {"steps=0"}), HasSubstr("steps is 0"));
+  EXPECT_THAT(Changes(last, std::vector<std::string>(65, "steps=5")), HasSubstr("limit is 64"));
+}
+
+TEST(SpecUpdate, EveryFieldThatStaysIsNamedWithBothValues) {
+  const v1::RunSpec last = TestSpec({"a", "b"}, 0, 100);
+  const auto spec = UpdatedSpec(last, "test", "", {"seed=7", "optimizer.lr=0.5", "model.width=16"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const absl::Status refused = CheckMayChange(SpecChanges(last, *spec));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(refused), "SPEC_FIELD_FIXED");
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("seed (0 -> 7), model.width (8 -> 16)"),
+                    testing::Not(HasSubstr("optimizer.lr"))));
+  const auto fine = UpdatedSpec(last, "test", "", {"optimizer.lr=0.5", "timing.lease_ms=9000"});
+  ASSERT_TRUE(fine.ok()) << fine.status();
+  EXPECT_TRUE(CheckMayChange(SpecChanges(last, *fine)).ok());
+}
+
+v1::StoredRevision Revision(uint64_t number, uint64_t from_round, const v1::RunSpec& spec) {
+  v1::StoredRevision revision;
+  revision.set_revision(number);
+  revision.set_from_round(from_round);
+  *revision.mutable_spec() = spec;
+  return revision;
+}
+
+TEST(SpecRevisions, HoldFromTheirRoundsOn) {
+  v1::RunSpec spec = TestSpec({"a", "b"}, 0, 100);
+  SpecRevisions revisions(spec);
+  EXPECT_EQ(revisions.rounds(), 100u);
+  EXPECT_EQ(revisions.RevisionOf(1), 1u);
+  spec.mutable_optimizer()->set_lr(0.5f);
+  ASSERT_TRUE(revisions.Check(spec, 10).ok());
+  revisions.Add(Revision(2, 10, spec));
+  spec.set_steps(50);
+  ASSERT_TRUE(revisions.Check(spec, 20).ok());
+  revisions.Add(Revision(3, 20, spec));
+  spec.set_quorum(1);
+  revisions.Add(Revision(4, 20, spec));  // in place of the third
+  EXPECT_EQ(revisions.RevisionOf(9), 1u);
+  EXPECT_EQ(revisions.RevisionOf(10), 2u);
+  EXPECT_EQ(revisions.RevisionOf(19), 2u);
+  EXPECT_EQ(revisions.RevisionOf(20), 4u);
+  EXPECT_EQ(revisions.rounds(), 50u);
+  EXPECT_EQ(revisions.StepAfter(50), 50u);
+  EXPECT_EQ(revisions.After(10).size(), 2u);
+  EXPECT_EQ(revisions.Stored().size(), 3u);
+  const auto sentence = [&](uint64_t from_round) {
+    return std::string(revisions.Check(spec, from_round).message());
+  };
+  EXPECT_THAT(sentence(19), HasSubstr("revision 4 holds from round 20 on"));
+  EXPECT_THAT(sentence(52), HasSubstr("the run ends with round 50"));
+  EXPECT_THAT(sentence(51), HasSubstr("steps is 50, but round 51 begins after step 50"));
+  spec.set_steps(60);
+  EXPECT_TRUE(revisions.Check(spec, 51).ok());
+}
+
+// Against the step from round to round that spec/rounds.h has.
+TEST(SpecRevisions, StepsFollowFromAllRevisionsBefore) {
+  const char* given = std::getenv("ISTHMUS_TEST_SEED");
+  const uint32_t seed = given != nullptr ? std::atoi(given) : 1;
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  const auto between = [&](uint64_t low, uint64_t high) {
+    return std::uniform_int_distribution<uint64_t>(low, high)(random);
+  };
+  const auto pick = [&](v1::RunSpec* spec, uint64_t steps_min) {
+    spec->set_steps(between(steps_min, steps_min + 60));
+    v1::ScheduleSpec* schedule = spec->mutable_schedule();
+    schedule->Clear();
+    schedule->set_local_steps(static_cast<uint32_t>(between(1, 9)));
+    if (between(0, 1) == 0) return;
+    schedule->set_switch_step(between(1, spec->steps()));
+    schedule->set_local_steps_after(static_cast<uint32_t>(between(1, 9)));
+  };
+  for (int round_of_test = 0; round_of_test < 300; ++round_of_test) {
+    v1::RunSpec spec;
+    spec.mutable_outer()->set_kind(v1::OUTER_KIND_SGD);
+    pick(&spec, 1);
+    SpecRevisions revisions(spec);
+    std::vector<std::pair<uint64_t, v1::RunSpec>> plain = {{1, spec}};
+    for (uint64_t number = 2; number <= between(1, 5); ++number) {
+      const uint64_t from_round = between(revisions.last_from_round(), revisions.rounds() + 1);
+      pick(&spec, revisions.StepAfter(from_round - 1) + 1);
+      ASSERT_TRUE(revisions.Check(spec, from_round).ok());
+      revisions.Add(Revision(number, from_round, spec));
+      plain.emplace_back(from_round, spec);
+    }
+    uint64_t step = 0, round = 0;
+    for (;;) {
+      const v1::RunSpec* now = nullptr;
+      for (const auto& [from_round, one] : plain) {
+        if (from_round <= round + 1) now = &one;
+      }
+      if (step >= now->steps()) break;
+      step = NextStep(*now, step);
+      ASSERT_EQ(revisions.StepAfter(++round), step) << "round " << round;
+    }
+    EXPECT_EQ(revisions.rounds(), round);
+    EXPECT_EQ(revisions.StepAfter(0), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace isthmus
