@@ -30,6 +30,7 @@ class RocksSnapshotTest : public RocksStoreTest {
       steps.push_back([=](Store* store) {
         StoreBatch batch = TestCommit(round, commit_bytes);
         if (round % 2 == 0) batch.plan = TestPlan(round).plan;
+        batch.aggregate = TestAggregate(round, kAggregateElements);
         return store->Write(batch);
       });
       const uint64_t planned = round - round % 2;
@@ -83,8 +84,22 @@ class RocksSnapshotTest : public RocksStoreTest {
     EXPECT_TRUE(text == Text(least->State()) || text == Text(most->State()))
         << text << "\nnot after " << answered << " steps:\n"
         << Text(least->State());
-    ExpectPiecesOf(store, text == Text(most->State()) ? *most : *least);
+    const Store& wrote = text == Text(most->State()) ? *most : *least;
+    ExpectPiecesOf(store, wrote);
+    ExpectAggregatesOf(store, wrote);
   }
+
+  // Of committed rounds it has what `wrote` has.
+  static void ExpectAggregatesOf(const Store& store, const Store& wrote) {
+    for (uint64_t round = 1; round <= store.last_round(); ++round) {
+      const auto there = store.ReadAggregate(round, kAggregateElements);
+      const auto expected = wrote.ReadAggregate(round, kAggregateElements);
+      EXPECT_EQ(there.status().code(), expected.status().code()) << there.status();
+      EXPECT_TRUE(!there.ok() || *there == *expected) << round;
+    }
+  }
+
+  static constexpr size_t kAggregateElements = 5000;
 };
 
 TEST_F(RocksSnapshotTest, AnUnfinishedOneGoesOnAfterAStart) {
@@ -356,6 +371,7 @@ TEST_F(RocksSnapshotTest, AFullDiskAtEveryOperationIsWaitedFor) {
     EXPECT_EQ(Text(store->State()), Text(all->State()));
     for (uint64_t round : RoundsToKeep(StoreBatch(), all->State()))
       ExpectPieces(*store, round, ranges);
+    ExpectAggregatesOf(*store, *all);
   }
 }
 

@@ -246,13 +246,6 @@ TEST_P(StoreTest, KeepsTheNewestSnapshotsAndWhatIsPlanned) {
   ExpectPieces(*store, 5, {});
 }
 
-// Of a float for each element, the round's own.
-std::shared_ptr<const std::vector<float>> TestAggregate(uint64_t round, size_t elements) {
-  std::vector<float> values(elements);
-  for (size_t i = 0; i < elements; ++i) values[i] = static_cast<float>(round * 1000 + i);
-  return std::make_shared<const std::vector<float>>(std::move(values));
-}
-
 TEST_P(StoreTest, KeepsAggregatesUntilASnapshotMakesThemNeedless) {
   constexpr size_t kElements = kPieceBytesMax / sizeof(float) + 1;  // in more than one part
   const auto store = Make();

@@ -69,6 +69,13 @@ inline StoreBatch TestCommit(uint64_t round, uint64_t bytes) {
   return batch;
 }
 
+// An aggregate, the round's own.
+inline std::shared_ptr<const std::vector<float>> TestAggregate(uint64_t round, size_t elements) {
+  std::vector<float> values(elements);
+  for (size_t i = 0; i < elements; ++i) values[i] = static_cast<float>(round * 1000 + i);
+  return std::make_shared<const std::vector<float>>(std::move(values));
+}
+
 // Commits so many rounds after the store's last one.
 inline void CommitTestRounds(Store* store, uint64_t rounds, uint64_t bytes) {
   for (uint64_t i = 0; i < rounds; ++i) {
