@@ -184,6 +184,11 @@ absl::Status HostedModel::Check() const {
 
 absl::StatusOr<CodedUpdate> HostedModel::Step(const HostedStep& step, absl::Span<const float> g) {
   ISTHMUS_CHECK(g.size() == grid_->elements());
+  if ((step.form == UpdateForm::kDifference) != keeps_error_) {
+    return absl::FailedPreconditionError(
+        "codec.reply changes between exact and lossy replies; a hosted run keeps what it began "
+        "with");
+  }
   const OuterPowers powers = NextOuterPowers(step.outer, powers_);
   ISTHMUS_ASSIGN_OR_RETURN(const OuterRound round,
                            MakeOuterRound(step.outer, {step.gamma, powers, step.draws}));

@@ -81,7 +81,8 @@ class HostedModel {
   //                deq(q)
   //   kDirection   the update has S: the sign of sign_momentum, the sign of g (sign_sgd), or g
   //                itself, which is a vote (lion);  x <- x'
-  // INVALID_ARGUMENT: see MakeOuterRound; nothing has changed. DATA_LOSS: after the step some value
+  // INVALID_ARGUMENT: see MakeOuterRound. FAILED_PRECONDITION: a form that the model was not made
+  // for. Of both nothing has changed. DATA_LOSS: after the step some value
   // is not finite, or of x above kNumberMax in magnitude; names the tensor. The model then holds
   // nothing of use: make a new one.
   absl::StatusOr<CodedUpdate> Step(const HostedStep& step, absl::Span<const float> g);

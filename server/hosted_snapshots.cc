@@ -9,7 +9,6 @@
 #include "base/status_macros.h"
 #include "server/coordinator.h"
 #include "server/hosted_model.h"
-#include "spec/rounds.h"
 #include "spec/state_hash.h"
 #include "transport/errors.h"
 
@@ -117,8 +116,9 @@ absl::Status Coordinator::ReplayRound(uint64_t round) {
   const uint32_t lr_bits = record.lr_bits();
   float gamma = 0.0f;
   std::memcpy(&gamma, &lr_bits, sizeof(gamma));
-  ISTHMUS_ASSIGN_OR_RETURN(const CodedUpdate update,
-                           hosted_->Step(HostedStepOf(spec_, round, gamma), *aggregate));
+  ISTHMUS_ASSIGN_OR_RETURN(
+      const CodedUpdate update,
+      hosted_->Step(HostedStepOf(revisions_.SpecOf(round), round, gamma), *aggregate));
   if (update.sha256 == record.payload_sha256()) return absl::OkStatus();
   return Damaged(absl::StrCat(
       "the update of round ", round, ", made again from its aggregate, has SHA-256 ",
@@ -128,7 +128,7 @@ absl::Status Coordinator::ReplayRound(uint64_t round) {
 bool Coordinator::HostedSnapshotDueLocked(uint64_t round) const {
   const uint64_t newest = snapshots_.back().facts().round();
   if (round <= newest) return false;
-  if (round == Rounds(spec_) || round >= newest + snapshot_every_) return true;
+  if (round == revisions_.rounds() || round >= newest + snapshot_every_) return true;
   if (hosted_wanted_.has_value() && round >= *hosted_wanted_) return true;
   const uint64_t section = model_->grid->elements() * sizeof(float);
   const uint64_t kept = store_->BytesAfter(newest) + (round - newest) * section;
@@ -193,7 +193,7 @@ absl::Status Coordinator::WriteHostedPieces(v1::StoredSnapshot* snapshot) {
       if (stopping_) return absl::CancelledError("the coordinator is shutting down");
     }
   }
-  const uint64_t step = StepAfterRound(spec_, hosted_round_);
+  const uint64_t step = revisions_.StepAfter(hosted_round_);
   v1::SnapshotFacts& facts = *snapshot->mutable_facts();
   facts.set_run(spec_.run());
   facts.set_round(hosted_round_);

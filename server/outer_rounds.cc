@@ -36,7 +36,8 @@ absl::Status Coordinator::CheckOuterHeader(const v1::SubmitHeader& header) const
                                 "); the learning rate of round ", header.round(), " is ", lr_bits,
                                 " (", FloatOf(lr_bits), "), as its opening said"));
   }
-  const v1::AggregateSpec& limits = spec_.aggregate();
+  const v1::RunSpec& spec = revisions_.SpecOf(header.round());
+  const v1::AggregateSpec& limits = spec.aggregate();
   if (header.steps() == 0 || header.steps() > limits.steps_max()) {
     return Refused("WRONG_STEPS",
                    absl::StrCat("steps is ", header.steps(), "; it is 1 to aggregate.steps_max, ",
@@ -49,7 +50,7 @@ absl::Status Coordinator::CheckOuterHeader(const v1::SubmitHeader& header) const
                                                 limits.tokens_max()));
   }
   if (limits.kind() != v1::AGGREGATE_KIND_WEIGHTED_MEAN) return absl::OkStatus();
-  const OuterFoldSettings settings = OuterFoldSettingsOf(spec_);
+  const OuterFoldSettings settings = OuterFoldSettingsOf(spec);
   const absl::Status weight =
       ContributionWeight(settings.weight, {header.tokens(), header.steps()}, settings.limits)
           .status();
@@ -64,25 +65,31 @@ absl::StatusOr<CodedUpdate> Coordinator::MakeOuterPieces(const CommitJob& job, f
   for (size_t i = 0; i < job.contributions.size(); ++i) {
     contributions.push_back({job.contributions[i], job.contribution_sizes[i]});
   }
-  ISTHMUS_ASSIGN_OR_RETURN(
-      OuterAggregate aggregate,
-      FoldOuter(OuterFoldSettingsOf(spec_), grid, job.model->sizes, contributions, fold_threads_));
-  *norm = aggregate.norm;
+  const uint64_t round = job.round.round;
+  const v1::RunSpec& spec = revisions_.SpecOf(round);
+  const OuterFoldSettings settings = OuterFoldSettingsOf(spec);
   if (IsHosted(spec_)) {
+    ISTHMUS_ASSIGN_OR_RETURN(OuterAggregate aggregate, FoldOuter(settings, grid, job.model->sizes,
+                                                                 contributions, fold_threads_));
+    *norm = aggregate.norm;
+    const float gamma = FloatOf(LearningRateBits(round));
     ISTHMUS_ASSIGN_OR_RETURN(CodedUpdate update,
-                             hosted_->Step(HostedStepOf(spec_, job.round.round,
-                                                        FloatOf(LearningRateBits(job.round.round))),
-                                           aggregate.g));
+                             hosted_->Step(HostedStepOf(spec, round, gamma), aggregate.g));
     batch->aggregate = std::make_shared<const std::vector<float>>(std::move(aggregate.g));
     return update;
   }
-  const NumberSettings reply = NumberSettingsOf(spec_.codec().reply());
-  const std::vector<uint64_t> offsets = BlockOffsets(grid);
-  return WriteReply(grid, fold_threads_, [&](size_t b, CodedBlock* out) {
-    const Block& block = grid.blocks()[b];
-    CodeReplyBlock(grid, block, reply,
-                   absl::MakeSpan(aggregate.g).subspan(offsets[b], block.elements), out);
+  ISTHMUS_ASSIGN_OR_RETURN(const BlockFold fold, MakeBlockFold(settings, grid, job.model->sizes,
+                                                               contributions, fold_threads_));
+  const NumberSettings reply = NumberSettingsOf(spec.codec().reply());
+  std::vector<double> squares(grid.blocks().size());
+  CodedUpdate update = WriteReply(grid, fold_threads_, [&](size_t b, CodedBlock* out) {
+    std::vector<float> g(grid.blocks()[b].elements);
+    fold(b, absl::MakeSpan(g));
+    squares[b] = SquaresOf(g);
+    CodeReplyBlock(grid, grid.blocks()[b], reply, g, out);
   });
+  *norm = NormOf(squares);
+  return update;
 }
 
 }  // namespace isthmus
