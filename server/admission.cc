@@ -219,9 +219,14 @@ absl::Status Coordinator::CheckSecretLocked(const v1::JoinRunRequest& request) c
       left_ms);
 }
 
-absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) const {
+// Whatever state the node was built from is not that of the run.
+bool Coordinator::StartsByFetching(const std::string& node) const {
   const std::string& start = spec_.snapshot().start_node();
-  if (!start.empty() && request.node() != start) return absl::OkStatus();  // it fetches it
+  return fork_.has_value() || (!start.empty() && node != start);
+}
+
+absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) const {
+  if (StartsByFetching(request.node())) return absl::OkStatus();
   const std::string& pinned = spec_.start_state_sha256();
   if (request.last_round() != 0 || pinned.empty() || request.state_sha256() == pinned) {
     return absl::OkStatus();
@@ -232,7 +237,7 @@ absl::Status Coordinator::CheckStartState(const v1::JoinRunRequest& request) con
 absl::StatusOr<Coordinator::ModelPtr> Coordinator::CheckModelLocked(
     const v1::JoinRunRequest& request) const {
   const std::string& start = spec_.snapshot().start_node();
-  const bool starts_by_fetching = !start.empty() && request.node() != start;
+  const bool starts_by_fetching = StartsByFetching(request.node());
   if (starts_by_fetching && model_ == nullptr) return StartNotThere(request, start);
   const bool fixed =
       model_ != nullptr && (starts_by_fetching || !ModelMayChangeLocked(request.node()));
@@ -278,8 +283,11 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::CheckModelLocked(
     if (starts_by_fetching && snapshots_.empty()) return StartNotThere(request, start);
     if (starts_by_fetching) {
       return WithReason(
-          absl::OutOfRangeError(absl::StrCat("the run starts from the state of node '", start,
-                                             "': fetch the snapshot and join with that")),
+          absl::OutOfRangeError(absl::StrCat(
+              "the run starts from ",
+              fork_.has_value() ? absl::StrCat("a snapshot of run '", fork_->run(), "'")
+                                : absl::StrCat("the state of node '", start, "'"),
+              ": fetch the snapshot and join with that")),
           kReasonFetchSnapshot);
     }
     return StartStateDiffers(request, "the run's other nodes hold", model_->start_state_sha256);

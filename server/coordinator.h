@@ -11,6 +11,7 @@
 //   admission.cc     JoinRun: who may take part, and in what
 //   admin.cc         DrainNode, EvictNode, AdmitNode: what operators say of a node
 //   revisions.cc     UpdateRun: another spec from a round on
+//   fork.cc          what a fork of the run starts from
 //   pause.cc         PauseRun, ResumeRun: an operator lets no round open
 //   callers.cc       Heartbeat, LeaveRun, and what every call of an admitted node must pass
 //   submission.cc    Submit: what is checked before a contribution counts
@@ -46,6 +47,7 @@
 #include "isthmus/v1/run_spec.pb.h"
 #include "server/aggregator.h"
 #include "server/contribution.h"
+#include "server/fork.h"
 #include "server/hosted_model.h"
 #include "server/monitor_facts.h"
 #include "server/monitor_history.h"
@@ -148,6 +150,11 @@ class Coordinator final : public RoundHost {
   // own.
   RunFacts Look() const;
   RoundHistory& history() { return history_; }
+  // A snapshot that is kept (absent: the newest), for a run that is to start from it.
+  // FAILED_PRECONDITION: there is none. NOT_FOUND: not of that round.
+  absl::StatusOr<ForkSource> SourceOfFork(const absl::optional<uint64_t>& round) const;
+  // Where the run's start state came from; absent: it was not forked.
+  const absl::optional<v1::StoredFork>& fork() const { return fork_; }
   // As it was made.
   const v1::RunSpec& spec() const { return spec_; }
   // NOT_FOUND, naming the run that is here. Empty: that run.
@@ -253,6 +260,7 @@ class Coordinator final : public RoundHost {
   void AdmitLocked(const v1::JoinRunRequest& request, const Admission& admission);
   absl::Status CheckNode(const std::string& node) const;
   absl::Status CheckSecretLocked(const v1::JoinRunRequest& request) const;
+  bool StartsByFetching(const std::string& node) const;
   absl::Status CheckStartState(const v1::JoinRunRequest& request) const;
   absl::StatusOr<ModelPtr> CheckModelLocked(const v1::JoinRunRequest& request) const;
   absl::Status CheckHeldOutLocked(const v1::JoinRunRequest& request) const;
@@ -365,7 +373,8 @@ class Coordinator final : public RoundHost {
                          absl::string_view reason);
   std::vector<std::string> NamesLocked() const;
 
-  const v1::RunSpec spec_;   // the first one: name, nodes, and whatever else never changes
+  const v1::RunSpec spec_;  // the first one: name, nodes, and whatever else never changes
+  absl::optional<v1::StoredFork> fork_;  // set before there are threads
   SpecRevisions revisions_;  // added to under admission_mutex_ and mutex_, read by anybody
   const std::shared_ptr<Store> store_;
   const MonotonicClock monotonic_clock_;

@@ -19,6 +19,7 @@ RunFacts Coordinator::Look() const {
   facts.spec_revision = revisions_.RevisionOf(present);
   facts.rounds = revisions_.rounds();
   facts.coming = revisions_.After(present);
+  facts.fork = fork_;
   if (!halted_.ok()) facts.stopped = StoppedSentenceLocked();
   facts.last_update_sha256 = last_update_sha256_;
   facts.nodes.reserve(nodes_.size());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "isthmus/v1/monitor.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "isthmus/v1/storage.pb.h"
@@ -48,6 +49,7 @@ struct RunFacts {
   const v1::RunSpec* spec = nullptr;
   uint64_t spec_revision = 0;
   uint64_t rounds = 0;                     // of the whole run
+  absl::optional<v1::StoredFork> fork;     // where the start state came from; absent: no fork
   std::vector<v1::StoredRevision> coming;  // that hold in later rounds, ascending
   std::string stopped;                     // why the run stands still for good; empty: it does not
   std::string last_update_sha256;          // of the last committed round's record

@@ -134,6 +134,10 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   run.set_last_update_sha256(facts.last_update_sha256);
   if (with_spec) *run.mutable_spec() = *facts.spec;
   run.set_spec_revision(facts.spec_revision);
+  if (facts.fork.has_value()) {
+    run.mutable_forked_from()->set_run(facts.fork->run());
+    run.mutable_forked_from()->set_round(facts.fork->round());
+  }
   for (const v1::StoredRevision& revision : facts.coming) {
     v1::ComingRevision* coming = run.add_coming_revisions();
     coming->set_revision(revision.revision());

@@ -29,7 +29,8 @@ absl::Status Damaged(const std::string& what) {
 
 // An operator has said something of the run, which must last.
 bool WasSpokenOf(const StoredState& state) {
-  return state.run.has_value() && (state.run->paused() || state.run->revisions_size() > 0);
+  return state.run.has_value() &&
+         (state.run->paused() || state.run->revisions_size() > 0 || state.run->has_fork());
 }
 
 absl::Status CheckSameRun(const v1::StoredRun& kept, const v1::RunSpec& spec) {
@@ -66,6 +67,7 @@ absl::Status Coordinator::Resume() {
 
 absl::Status Coordinator::ResumeLocked(const StoredState& state) {
   const v1::StoredRun& run = *state.run;
+  if (run.has_fork()) fork_ = run.fork();
   ISTHMUS_RETURN_IF_ERROR(ResumeRevisionsLocked(run));
   if (run.has_manifest()) {
     ISTHMUS_ASSIGN_OR_RETURN(model_,
@@ -129,6 +131,7 @@ v1::StoredRun Coordinator::StoredRunOf(const ModelPtr& model,
   for (v1::StoredRevision& revision : revisions_.Stored()) {
     *run.add_revisions() = std::move(revision);
   }
+  if (fork_.has_value()) *run.mutable_fork() = *fork_;
   run.set_heldout_sha256(heldout_sha256);
   run.set_paused(machine_.paused());
   run.set_pause_reason(machine_.pause_reason());

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "server/spec_difference.h"
+#include "server/spec_update.h"
 #include "spec/run_spec.h"
 #include "transport/errors.h"
 
@@ -145,8 +146,64 @@ absl::StatusOr<v1::CreateRunResponse> Runs::CreateRun(const v1::CreateRunRequest
   return response;
 }
 
-absl::StatusOr<v1::ForkRunResponse> Runs::ForkRun(const v1::ForkRunRequest&) {
-  return absl::UnimplementedError("runs cannot be forked yet");
+// The answer to one that was carried out before; absent: there is no run of that name.
+absl::StatusOr<absl::optional<v1::ForkRunResponse>> Runs::ForkedBefore(
+    const v1::StoredFork& fork, const v1::RunSpec& spec) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto same = runs_.find(spec.run());
+  if (same == runs_.end()) return absl::optional<v1::ForkRunResponse>();
+  const absl::optional<v1::StoredFork>& known = same->second->fork();
+  const std::string difference = SpecDifference(same->second->spec(), spec);
+  if (known.has_value() && known->run() == fork.run() && known->round() == fork.round() &&
+      difference.empty()) {
+    v1::ForkRunResponse response;
+    *response.mutable_spec() = spec;
+    response.set_round(fork.round());
+    response.set_state_sha256(same->second->Look().start_state_sha256);
+    return absl::make_optional(response);
+  }
+  return WithReason(
+      absl::AlreadyExistsError(absl::StrCat("there is a run '", spec.run(),
+                                            "' already, which is no such fork; give the "
+                                            "new run another name")),
+      "RUN_EXISTS");
+}
+
+absl::StatusOr<v1::ForkRunResponse> Runs::ForkRun(const v1::ForkRunRequest& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(const Coordinator* const origin, Find(request.run()));
+  ISTHMUS_ASSIGN_OR_RETURN(
+      const ForkSource source,
+      origin->SourceOfFork(request.has_round() ? absl::make_optional(request.round())
+                                               : absl::nullopt));
+  v1::RunSpec last = source.spec;
+  last.clear_start_state_sha256();  // of the other run
+  ISTHMUS_ASSIGN_OR_RETURN(const v1::RunSpec spec,
+                           UpdatedSpec(last, request.name(), request.spec(),
+                                       {request.set().begin(), request.set().end()}));
+  v1::StoredFork fork;
+  fork.set_run(source.spec.run());
+  fork.set_round(source.snapshot.facts().round());
+  std::lock_guard<std::mutex> create_lock(create_mutex_);
+  ISTHMUS_ASSIGN_OR_RETURN(const auto before, ForkedBefore(fork, spec));
+  if (before.has_value()) return *before;
+  ISTHMUS_RETURN_IF_ERROR(CheckRoom(spec.run()));
+  const std::string dir = FolderOf(spec.run());
+  ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, options_.open_store(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(const ForkStart start, CopyForFork(source, spec, store.get()));
+  // Persist: from here on the run exists.
+  ISTHMUS_RETURN_IF_ERROR(store->Write(start.batch));
+  ISTHMUS_RETURN_IF_ERROR(StartRun(spec, std::move(store), dir));
+  LogInfo("an operator forks a run", {{"run", spec.run()},
+                                      {"from", fork.run()},
+                                      {"round", absl::StrCat(fork.round())},
+                                      {"without", start.without}});
+  v1::ForkRunResponse response;
+  *response.mutable_spec() = spec;
+  response.set_round(fork.round());
+  response.set_state_sha256(start.batch.run->start_state_sha256());
+  response.set_without(start.without);
+  return response;
 }
 
 absl::StatusOr<Coordinator*> Runs::Find(const std::string& run) const {

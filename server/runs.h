@@ -44,6 +44,7 @@ class Runs final : public RunFinder, public RoundHost {
   //   ALREADY_EXISTS       a run of that name has another spec; names the first field that differs
   //   RESOURCE_EXHAUSTED   as many runs as there may be, or no room on the disk
   absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::CreateRunRequest& request) override;
+  //   as of CreateRun; NOT_FOUND or FAILED_PRECONDITION: no such snapshot; names those there are
   absl::StatusOr<v1::ForkRunResponse> ForkRun(const v1::ForkRunRequest& request) override;
 
   // Ends all of them. Idempotent.
@@ -72,6 +73,8 @@ class Runs final : public RunFinder, public RoundHost {
   absl::Status ResumeFolder(const std::string& dir);
   absl::Status StartRun(const v1::RunSpec& spec, std::shared_ptr<Store> store,
                         const std::string& dir);
+  absl::StatusOr<absl::optional<v1::ForkRunResponse>> ForkedBefore(const v1::StoredFork& fork,
+                                                                   const v1::RunSpec& spec) const;
   std::string FolderOf(const std::string& run) const;
   absl::Status CheckRoom(const std::string& run) const;
 

@@ -25,6 +25,7 @@ inline constexpr char kAgentVersion[] = "0.1.0";
 
 struct AgentOptions {
   std::string node;         // as the run's spec names it
+  std::string run;          // empty: the only one that the coordinator has
   std::string coordinator;  // "HOST:PORT"
   uint32_t ranks = 1;
   std::string state_dir;  // empty: nothing outlives the process

@@ -149,6 +149,7 @@ void AgentImpl::Control() {
 bool AgentImpl::FetchSpec() {
   Backoff backoff(RandomBackoffSeed());
   v1::JoinRunRequest request;
+  request.set_run(options_.run);
   request.set_node(options_.node);
   request.set_role(v1::ROLE_NODE);
   std::string told;

@@ -24,6 +24,7 @@
 #include "worker/agent.h"
 
 ABSL_FLAG(std::string, node, "", "name of this node, as the run's spec names it");
+ABSL_FLAG(std::string, run, "", "the run to take part in; empty: the only one of the coordinator");
 ABSL_FLAG(std::string, coordinator, "", "HOST:PORT of the coordinator");
 ABSL_FLAG(uint32_t, ranks, 1, "number of trainer processes of this node");
 ABSL_FLAG(std::string, listen, "", "unix:PATH of the socket for the ranks");
@@ -89,6 +90,7 @@ void StopInTime() {
 int Serve(const sigset_t& signals) {
   AgentOptions options;
   options.node = absl::GetFlag(FLAGS_node);
+  options.run = absl::GetFlag(FLAGS_run);
   options.coordinator = absl::GetFlag(FLAGS_coordinator);
   options.ranks = absl::GetFlag(FLAGS_ranks);
   options.state_dir = absl::GetFlag(FLAGS_state_dir);

@@ -80,12 +80,14 @@ absl::StatusOr<std::unique_ptr<SnapshotSink>> AgentImpl::BeginUpload(
 // Also for ranks that have not joined, since they fetch what they will join with.
 absl::StatusOr<std::unique_ptr<SnapshotSource>> AgentImpl::BeginFetch(
     const v1::FetchSnapshotRequest& request) {
+  v1::FetchSnapshotRequest upward = request;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return Stopping();
+    if (spec_.has_value()) upward.set_run(spec_->spec().run());
   }
   return std::unique_ptr<SnapshotSource>(
-      std::make_unique<DownloadRelay>(client_->FetchSnapshot(request)));
+      std::make_unique<DownloadRelay>(client_->FetchSnapshot(upward)));
 }
 
 }  // namespace isthmus

@@ -129,27 +129,17 @@ class AdminClientImpl final : public AdminClient {
   AdminClientImpl(const Address& address, int timeout_ms)
       : timeout_ms_(timeout_ms), stub_(v1::AdminService::NewStub(ChannelTo(address))) {}
 
-  absl::StatusOr<v1::DrainNodeResponse> DrainNode(const std::string& node,
-                                                  const std::string& reason) override {
-    v1::DrainNodeRequest request;
-    request.set_node(node);
-    request.set_reason(reason);
+  absl::StatusOr<v1::DrainNodeResponse> DrainNode(const v1::DrainNodeRequest& request) override {
     return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::DrainNode, request,
                   v1::DrainNodeResponse());
   }
 
-  absl::StatusOr<v1::EvictNodeResponse> EvictNode(const std::string& node,
-                                                  const std::string& reason) override {
-    v1::EvictNodeRequest request;
-    request.set_node(node);
-    request.set_reason(reason);
+  absl::StatusOr<v1::EvictNodeResponse> EvictNode(const v1::EvictNodeRequest& request) override {
     return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::EvictNode, request,
                   v1::EvictNodeResponse());
   }
 
-  absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const std::string& node) override {
-    v1::AdmitNodeRequest request;
-    request.set_node(node);
+  absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const v1::AdmitNodeRequest& request) override {
     return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::AdmitNode, request,
                   v1::AdmitNodeResponse());
   }
@@ -159,6 +149,18 @@ class AdminClientImpl final : public AdminClient {
     request.set_run(run);
     return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::CheckpointRun, request,
                   v1::CheckpointRunResponse());
+  }
+
+  absl::StatusOr<v1::CreateRunResponse> CreateRun(const std::string& spec) override {
+    v1::CreateRunRequest request;
+    request.set_spec(spec);
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::CreateRun, request,
+                  v1::CreateRunResponse());
+  }
+
+  absl::StatusOr<v1::ForkRunResponse> ForkRun(const v1::ForkRunRequest& request) override {
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::ForkRun, request,
+                  v1::ForkRunResponse());
   }
 
   absl::StatusOr<v1::UpdateRunResponse> UpdateRun(const v1::UpdateRunRequest& request) override {

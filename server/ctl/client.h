@@ -40,12 +40,12 @@ class AdminClient {
                                                            int timeout_ms);
   virtual ~AdminClient() = default;
 
-  virtual absl::StatusOr<v1::DrainNodeResponse> DrainNode(const std::string& node,
-                                                          const std::string& reason) = 0;
-  virtual absl::StatusOr<v1::EvictNodeResponse> EvictNode(const std::string& node,
-                                                          const std::string& reason) = 0;
-  virtual absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const std::string& node) = 0;
+  virtual absl::StatusOr<v1::DrainNodeResponse> DrainNode(const v1::DrainNodeRequest& request) = 0;
+  virtual absl::StatusOr<v1::EvictNodeResponse> EvictNode(const v1::EvictNodeRequest& request) = 0;
+  virtual absl::StatusOr<v1::AdmitNodeResponse> AdmitNode(const v1::AdmitNodeRequest& request) = 0;
   virtual absl::StatusOr<v1::CheckpointRunResponse> CheckpointRun(const std::string& run) = 0;
+  virtual absl::StatusOr<v1::CreateRunResponse> CreateRun(const std::string& spec) = 0;
+  virtual absl::StatusOr<v1::ForkRunResponse> ForkRun(const v1::ForkRunRequest& request) = 0;
   virtual absl::StatusOr<v1::UpdateRunResponse> UpdateRun(const v1::UpdateRunRequest& request) = 0;
   virtual absl::StatusOr<v1::PauseRunResponse> PauseRun(const std::string& run,
                                                         const std::string& reason) = 0;

@@ -11,9 +11,9 @@
 namespace isthmus {
 namespace {
 
-// What follows a command: nothing, perhaps a run, the node that it is about, or a run with fields
-// of its spec.
-enum class Takes { kNothing, kRun, kNode, kRunAndFields };
+// What follows a command: nothing, perhaps a run, the node that it is about, a file, or a run (and
+// the name of a new one) with fields of its spec.
+enum class Takes { kNothing, kRun, kNode, kFile, kRunAndFields, kRunNameAndFields };
 
 struct Known {
   const char* words;
@@ -30,6 +30,10 @@ const char* Usage(Takes takes) {
       return " [RUN]";
     case Takes::kNode:
       return " NODE";
+    case Takes::kFile:
+      return " SPEC_FILE";
+    case Takes::kRunNameAndFields:
+      return " RUN NEW_NAME [FIELD=VALUE...]";
     case Takes::kRunAndFields:
       return " RUN [FIELD=VALUE...]";
   }
@@ -42,6 +46,12 @@ constexpr Known kCommands[] = {
     {"runs list", Command::kRunsList, Takes::kNothing, "the coordinator's runs, one a line"},
     {"runs checkpoint", Command::kRunsCheckpoint, Takes::kRun,
      "keep a snapshot of the next round that opens"},
+    {"runs create", Command::kRunsCreate, Takes::kFile,
+     "\n                         add a run to the coordinator"},
+    {"runs fork", Command::kRunsFork, Takes::kRunNameAndFields,
+     "\n                         a new run from the newest snapshot (or of --round) of another "
+     "one,\n"
+     "                         with its spec or another (--set, --spec)"},
     {"runs update", Command::kRunsUpdate, Takes::kRunAndFields,
      "\n                         another spec from the next round on (--set, --spec, "
      "--from_round,\n"
@@ -92,6 +102,30 @@ std::string Suggestions(const std::string& asked) {
   return absl::StrCat("; did you mean ", absl::StrJoin(near, " or "), "?");
 }
 
+// A run, perhaps the name of a new one, and fields.
+absl::StatusOr<Request> ReadFields(const Known& known, const std::vector<std::string>& words) {
+  Request request;
+  request.command = known.command;
+  std::vector<std::string> names;
+  for (const std::string& word : words) {
+    (absl::StrContains(word, '=') ? request.fields : names).push_back(word);
+  }
+  const bool has_name = known.takes == Takes::kRunNameAndFields;
+  const size_t count = has_name ? 2 : 1;
+  if (names.size() < count) {
+    return absl::InvalidArgumentError(absl::StrCat("'", known.words, "' needs the name of a run",
+                                                   has_name ? ", and one for the new run" : "",
+                                                   "; 'isthmusctl runs list' shows them"));
+  }
+  if (names.size() > count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", known.words, "': '", names.back(), "' is no FIELD=VALUE"));
+  }
+  request.run = names[0];
+  if (has_name) request.name = names[1];
+  return request;
+}
+
 }  // namespace
 
 absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words) {
@@ -103,19 +137,15 @@ absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words) {
     const auto count = static_cast<size_t>(std::count(name.begin(), name.end(), ' ')) + 1;
     if (words.size() < count) continue;
     if (absl::StrJoin(words.begin(), words.begin() + count, " ") != name) continue;
-    Request request{known.command, "", "", {}};
-    const size_t more = words.size() - count;
-    if (known.takes == Takes::kRunAndFields) {
-      if (more == 0 || absl::StrContains(words[count], '=')) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "'", name, "' needs the name of a run; 'isthmusctl runs list' shows them"));
-      }
-      request.run = words[count];
-      request.fields.assign(words.begin() + static_cast<ptrdiff_t>(count) + 1, words.end());
-      return request;
+    if (known.takes == Takes::kRunAndFields || known.takes == Takes::kRunNameAndFields) {
+      return ReadFields(known, {words.begin() + static_cast<ptrdiff_t>(count), words.end()});
     }
+    Request request;
+    request.command = known.command;
+    const size_t more = words.size() - count;
     if (more > (known.takes == Takes::kNothing ? 0 : 1)) {
-      const char* const takes = known.takes == Takes::kRun    ? "one run"
+      const char* const takes = known.takes == Takes::kFile   ? "one file"
+                                : known.takes == Takes::kRun  ? "one run"
                                 : known.takes == Takes::kNode ? "one node"
                                                               : "no argument";
       return absl::InvalidArgumentError(
@@ -125,7 +155,15 @@ absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", name, "' needs the name of a node; 'isthmusctl nodes list' shows them"));
     }
-    if (more == 1) (known.takes == Takes::kNode ? request.node : request.run) = words.back();
+    if (known.takes == Takes::kFile && more == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", name, "' needs the file with the run's spec"));
+    }
+    if (more == 1) {
+      (known.takes == Takes::kNode   ? request.node
+       : known.takes == Takes::kFile ? request.file
+                                     : request.run) = words.back();
+    }
     return request;
   }
   const std::string asked = absl::StrJoin(words, " ");
@@ -152,8 +190,9 @@ std::string HelpText() {
       "  --json              for programs: the messages of isthmus.v1.MonitorService and "
       "AdminService\n"
       "  --limit=20          rounds of 'rounds list'\n"
-      "  --set=FIELD=VALUE   of 'runs update': fields of the spec, with commas between\n"
-      "  --spec=FILE         of 'runs update': a whole spec in place of fields\n"
+      "  --run=RUN           of commands about a node, where the coordinator has several runs\n"
+      "  --set=FIELD=VALUE   of 'runs update' and 'runs fork': fields of the spec, by comma\n"
+      "  --spec=FILE         the same: a whole spec\n"
       "  --from_round=N      of 'runs update': the first round it holds in; default: the next one\n"
       "  --dry_run           of 'runs update': only say what would change\n"
       "  --reason=TEXT       why, of 'nodes drain', 'nodes evict' and 'runs pause': for the log, "

@@ -14,6 +14,8 @@ enum class Command {
   kRunsShow,
   kRunsList,
   kRunsCheckpoint,
+  kRunsCreate,
+  kRunsFork,
   kRunsUpdate,
   kRunsPause,
   kRunsResume,
@@ -29,8 +31,10 @@ enum class Command {
 
 struct Request {
   Command command = Command::kHelp;
-  std::string run;                  // empty: the coordinator's own
-  std::string node;                 // of the commands that are about one
+  std::string run;   // empty: the coordinator's own
+  std::string node;  // of the commands that are about one
+  std::string name;  // of a new run
+  std::string file;
   std::vector<std::string> fields;  // "optimizer.lr=0.0005", of those that set some
 };
 

@@ -1,6 +1,7 @@
 #include "server/ctl/deeds.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "server/ctl/words.h"
 
 namespace isthmus {
@@ -27,6 +28,23 @@ std::string AdmittedText(const std::string& node) {
   return absl::StrCat("Node ", node,
                       " is admitted: it takes part as soon as it is connected and holds the last "
                       "round.\nStart its agent and trainers if they do not run.\n");
+}
+
+std::string CreatedText(const v1::CreateRunResponse& created) {
+  return absl::StrCat("Run ", created.spec().run(),
+                      " is there; its agents join with --run=", created.spec().run(), ".\n");
+}
+
+std::string ForkedText(const std::string& run, const v1::ForkRunResponse& forked) {
+  const std::string& name = forked.spec().run();
+  std::string text = absl::StrCat(
+      "Run ", name, " is there; it starts at step 0 from the state of run ", run, " after round ",
+      Grouped(forked.round()), " (start state ", HexPrefix(forked.state_sha256()), ").\n");
+  if (!forked.without().empty()) {
+    absl::StrAppend(&text, "It starts without ", forked.without(), ".\n");
+  }
+  return absl::StrCat(text, "All of its nodes fetch that state; its agents join with --run=", name,
+                      ".\n");
 }
 
 std::string UpdatedText(const std::string& run, const v1::UpdateRunResponse& updated,

@@ -41,10 +41,13 @@ ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "longest wait for an answe
 ABSL_FLAG(std::string, reason, "",
           "why, of 'nodes drain', 'nodes evict' and 'runs pause'; at most 256 bytes");
 ABSL_FLAG(std::string, out, "", "the file that 'checkpoint export' writes");
-ABSL_FLAG(int64_t, round, -1, "the snapshot of 'checkpoint export'; -1: the newest");
+ABSL_FLAG(int64_t, round, -1,
+          "the snapshot of 'checkpoint export' and 'runs fork'; -1: the newest");
+ABSL_FLAG(std::string, run, "", "the run of commands about a node; empty: the only one");
 ABSL_FLAG(std::vector<std::string>, set, {},
-          "fields of the spec that 'runs update' sets, such as optimizer.lr=0.0005, by comma");
-ABSL_FLAG(std::string, spec, "", "file with the whole spec of 'runs update'");
+          "fields of the spec that 'runs update' and 'runs fork' set, such as optimizer.lr=0.0005, "
+          "by comma");
+ABSL_FLAG(std::string, spec, "", "file with the whole spec of 'runs update' and 'runs fork'");
 ABSL_FLAG(uint64_t, from_round, 0,
           "the first round that 'runs update' holds in; 0: the next one that has not opened");
 ABSL_FLAG(bool, dry_run, false, "only say what 'runs update' would change");
@@ -162,6 +165,29 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   return absl::NotFoundError(absl::StrCat("'", path, "' cannot be read, or is empty"));
 }
 
+absl::Status Create(AdminClient* admin, MonitorClient* monitor, const Request& request) {
+  ISTHMUS_ASSIGN_OR_RETURN(const std::string spec, ReadText(request.file));
+  const absl::StatusOr<v1::CreateRunResponse> created = admin->CreateRun(spec);
+  const std::string name = created.ok() ? created->spec().run() : "";
+  return Done(monitor, name, created, created.ok() ? CreatedText(*created) : "");
+}
+
+absl::Status Fork(AdminClient* admin, MonitorClient* monitor, const Request& request) {
+  v1::ForkRunRequest fork;
+  fork.set_run(request.run);
+  fork.set_name(request.name);
+  if (absl::GetFlag(FLAGS_round) >= 0) {
+    fork.set_round(static_cast<uint64_t>(absl::GetFlag(FLAGS_round)));
+  }
+  if (const std::string file = absl::GetFlag(FLAGS_spec); !file.empty()) {
+    ISTHMUS_ASSIGN_OR_RETURN(*fork.mutable_spec(), ReadText(file));
+  }
+  for (const std::string& field : absl::GetFlag(FLAGS_set)) fork.add_set(field);
+  for (const std::string& field : request.fields) fork.add_set(field);
+  const absl::StatusOr<v1::ForkRunResponse> forked = admin->ForkRun(fork);
+  return Done(monitor, request.name, forked, forked.ok() ? ForkedText(request.run, *forked) : "");
+}
+
 absl::Status Update(AdminClient* admin, MonitorClient* monitor, const Request& request) {
   v1::UpdateRunRequest update;
   update.set_run(request.run);
@@ -177,18 +203,40 @@ absl::Status Update(AdminClient* admin, MonitorClient* monitor, const Request& r
               updated.ok() ? UpdatedText(request.run, *updated, update.dry_run()) : "");
 }
 
+template <typename NodeRequest>
+NodeRequest AboutNode(const Request& request) {
+  NodeRequest about;
+  about.set_run(request.run);
+  about.set_node(request.node);
+  return about;
+}
+
+template <typename NodeRequest>
+NodeRequest AboutNode(const Request& request, const std::string& reason) {
+  NodeRequest about = AboutNode<NodeRequest>(request);
+  about.set_reason(reason);
+  return about;
+}
+
 absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& request) {
   const std::string& node = request.node;
   const std::string reason = absl::GetFlag(FLAGS_reason);
   switch (request.command) {
     case Command::kNodesDrain: {
-      const absl::StatusOr<v1::DrainNodeResponse> drained = admin->DrainNode(node, reason);
+      const auto drained = admin->DrainNode(AboutNode<v1::DrainNodeRequest>(request, reason));
       return Done(monitor, request.run, drained, drained.ok() ? DrainedText(node, *drained) : "");
     }
     case Command::kNodesEvict:
-      return Done(monitor, request.run, admin->EvictNode(node, reason), EvictedText(node));
+      return Done(monitor, request.run,
+                  admin->EvictNode(AboutNode<v1::EvictNodeRequest>(request, reason)),
+                  EvictedText(node));
     case Command::kNodesAdmit:
-      return Done(monitor, request.run, admin->AdmitNode(node), AdmittedText(node));
+      return Done(monitor, request.run, admin->AdmitNode(AboutNode<v1::AdmitNodeRequest>(request)),
+                  AdmittedText(node));
+    case Command::kRunsCreate:
+      return Create(admin, monitor, request);
+    case Command::kRunsFork:
+      return Fork(admin, monitor, request);
     case Command::kRunsUpdate:
       return Update(admin, monitor, request);
     case Command::kRunsPause: {
@@ -208,6 +256,7 @@ absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& r
 bool Changes(Command command) {
   return command == Command::kNodesDrain || command == Command::kNodesEvict ||
          command == Command::kNodesAdmit || command == Command::kRunsCheckpoint ||
+         command == Command::kRunsCreate || command == Command::kRunsFork ||
          command == Command::kRunsUpdate || command == Command::kRunsPause ||
          command == Command::kRunsResume;
 }

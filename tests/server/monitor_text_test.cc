@@ -90,6 +90,34 @@ TEST(Commands, SomeSetFieldsOfARun) {
   }
 }
 
+TEST(Commands, AForkNeedsBothNames) {
+  const auto fork = ReadRequest({"runs", "fork", "first", "second", "seed=5"});
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_EQ(fork->run, "first");
+  EXPECT_EQ(fork->name, "second");
+  EXPECT_THAT(fork->fields, testing::ElementsAre("seed=5"));
+  EXPECT_THAT(std::string(ReadRequest({"runs", "fork", "first"}).status().message()),
+              HasSubstr("and one for the new run"));
+  EXPECT_THAT(std::string(ReadRequest({"runs", "update", "a", "b"}).status().message()),
+              HasSubstr("'b' is no FIELD=VALUE"));
+  EXPECT_EQ(ReadRequest({"runs", "create", "x.txtpb"})->file, "x.txtpb");
+  EXPECT_THAT(std::string(ReadRequest({"runs", "create"}).status().message()),
+              HasSubstr("needs the file with the run's spec"));
+}
+
+TEST(Deeds, AForkSaysWhatItStartsWithout) {
+  v1::ForkRunResponse forked;
+  forked.mutable_spec()->set_run("second");
+  forked.set_round(1000);
+  forked.set_state_sha256(std::string(32, 'x'));
+  forked.set_without("the optimizer's moments, which start at zero");
+  EXPECT_EQ(ForkedText("first", forked),
+            "Run second is there; it starts at step 0 from the state of run first after round "
+            "1,000 (start state 787878787878).\nIt starts without the optimizer's moments, which "
+            "start at zero.\nAll of its nodes fetch that state; its agents join with "
+            "--run=second.\n");
+}
+
 TEST(Deeds, AnUpdateNamesItsRoundAndWhatChanges) {
   v1::UpdateRunResponse updated;
   updated.set_revision(2);
