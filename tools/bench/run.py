@@ -46,6 +46,14 @@ BENCHMARKS = {
         timeout_min=15,
         about="one DeMo step of 10.5 M parameters beside the Python package and the memory floor",
     ),
+    "dense_round": Benchmark(
+        script="dense_round.py",
+        targets=["//:coordinator", "//bench:dense_round"],
+        # It makes that of its peers itself, and goes on without them where they cannot be had.
+        environment=None,
+        timeout_min=45,
+        about="a round of 10 M float32 of two nodes beside hivemind and torchft",
+    ),
     "faults": Benchmark(
         script="faults.py",
         targets=["//:coordinator", "//:agent", "//:trainer", "//:isthmusctl", "//bench:rounds"]
@@ -171,7 +179,10 @@ def describe_run(arguments):
 
 
 def environment_python(name):
-    """The interpreter of the environment with these pins; makes it when it is not there."""
+    """The interpreter of the environment with these pins; makes it when it is not there.
+
+    Raises NotInstalled.
+    """
     pins = HERE / "environments" / f"{name}.txt"
     digest = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
@@ -188,6 +199,10 @@ def environment_python(name):
     return python
 
 
+class NotInstalled(Exception):
+    """The pins of an environment cannot be had here."""
+
+
 def install(pins, folder):
     say(f"making the environment {folder.name}: minutes, and perhaps gigabytes, once …")
     # What an interrupted run left is made anew.
@@ -200,9 +215,13 @@ def install(pins, folder):
         try:
             done = subprocess.run(step, timeout=INSTALL_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            stop(f"installing {pins.name} took more than {INSTALL_TIMEOUT_S} s; is PyPI reachable?")
+            raise NotInstalled(
+                f"installing {pins.name} took more than {INSTALL_TIMEOUT_S} s; is PyPI reachable?"
+            ) from None
         if done.returncode != 0:
-            stop(f"the pins of {pins.relative_to(ROOT)} could not be installed; see above")
+            raise NotInstalled(
+                f"the pins of {pins.relative_to(ROOT)} could not be installed; see above"
+            )
     (folder / ".complete").touch()
 
 
@@ -251,7 +270,10 @@ def run_benchmark(bazel_bin, name, options):
     benchmark = BENCHMARKS[name]
     python = sys.executable
     if benchmark.environment:
-        python = environment_python(benchmark.environment)
+        try:
+            python = environment_python(benchmark.environment)
+        except NotInstalled as error:
+            stop(str(error))
     OUT.mkdir(exist_ok=True)
     about = describe_run([name, *options])
     timeout_s = benchmark.timeout_min * 60 * (FULL_FACTOR if "--full" in options else 1)
