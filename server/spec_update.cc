@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "spec/rounds.h"
 #include "spec/run_spec.h"
+#include "spec/stages.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -63,7 +64,24 @@ constexpr absl::string_view kMayChange[] = {
 constexpr absl::string_view kNodesKeep[] = {"steps", "timing.heartbeat_ms", "optimizer.clip_norm",
                                             "codec."};
 // With local steps, all but these.
-constexpr absl::string_view kNodesDoNotRead[] = {"quorum", "timing.", "snapshot."};
+constexpr absl::string_view kNodesDoNotRead[] = {"quorum",
+                                                 "timing.lease_ms",
+                                                 "timing.deadline_ms",
+                                                 "timing.grace_ms",
+                                                 "snapshot.",
+                                                 "aggregate.kind",
+                                                 "aggregate.trim",
+                                                 "aggregate.weight",
+                                                 "aggregate.weight_max_share",
+                                                 "aggregate.tokens_max",
+                                                 "aggregate.steps_max"};
+
+// Whether the outer step's rates are the coordinator's alone.
+bool HostsRates(const v1::RunSpec& spec) {
+  if (!IsHosted(spec)) return false;
+  const UpdateForm form = UpdateFormOf(spec);
+  return form == UpdateForm::kParameters || form == UpdateForm::kDifference;
+}
 
 // Limits that follow from other fields where nobody gives them.
 constexpr const char* kDerived[] = {"aggregate.tokens_max", "aggregate.steps_max"};
@@ -251,7 +269,8 @@ absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
                                  const std::vector<v1::SpecChange>& changes) {
   std::vector<std::string> kept;
   for (const v1::SpecChange& change : changes) {
-    const bool reads = IsOuter(spec) ? !IsOneOf(change.field(), kNodesDoNotRead)
+    const bool hosted = absl::StartsWith(change.field(), "outer.") && HostsRates(spec);
+    const bool reads = IsOuter(spec) ? !hosted && !IsOneOf(change.field(), kNodesDoNotRead)
                                      : IsOneOf(change.field(), kNodesKeep);
     if (reads) kept.push_back(change.field());
   }

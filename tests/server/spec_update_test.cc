@@ -78,6 +78,42 @@ TEST(SpecUpdate, EveryFieldThatStaysIsNamedWithBothValues) {
   EXPECT_TRUE(CheckMayChange(SpecChanges(last, *fine)).ok());
 }
 
+// Nodes of a hosted model whose updates say all read neither rates nor aggregate.
+TEST(SpecUpdate, WhatNodesReadWhileTheyRunStays) {
+  v1::RunSpec hosted;
+  hosted.set_run("test");
+  hosted.set_steps(100);
+  hosted.add_nodes()->set_name("a");
+  hosted.add_nodes()->set_name("b");
+  hosted.set_preset("diloco");
+  hosted.mutable_model()->set_layers(1);
+  hosted.mutable_model()->set_heads(1);
+  hosted.mutable_model()->set_width(8);
+  hosted.mutable_model()->set_context(8);
+  hosted.mutable_data()->set_sequences_per_node(8);
+  hosted.mutable_optimizer()->set_lr(0.01f);
+  const absl::Status complete = CompleteRunSpec(&hosted);
+  ASSERT_TRUE(complete.ok()) << complete;
+  const auto can = [&](const v1::RunSpec& last, const std::string& field) {
+    const auto spec = UpdatedSpec(last, "test", "", {field});
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    const auto changes = SpecChanges(last, *spec);
+    EXPECT_TRUE(CheckMayChange(changes).ok()) << CheckMayChange(changes);
+    return CheckNodesCanChange(*spec, changes).ok();
+  };
+  EXPECT_TRUE(can(hosted, "outer.lr=0.25"));
+  EXPECT_TRUE(can(hosted, "aggregate.kind=AGGREGATE_KIND_MEDIAN"));
+  EXPECT_FALSE(can(hosted, "schedule.local_steps=7"));
+  EXPECT_FALSE(can(hosted, "timing.heartbeat_ms=1000"));
+  v1::RunSpec replicated = hosted;
+  replicated.set_placement(v1::PLACEMENT_REPLICATED);
+  EXPECT_FALSE(can(replicated, "outer.lr=0.25"));
+  EXPECT_TRUE(can(replicated, "quorum=1"));
+  const v1::RunSpec every_step = TestSpec({"a", "b"}, 0, 100);
+  EXPECT_TRUE(can(every_step, "optimizer.lr=0.5"));
+  EXPECT_FALSE(can(every_step, "codec.matrix_density=0.5"));
+}
+
 v1::StoredRevision Revision(uint64_t number, uint64_t from_round, const v1::RunSpec& spec) {
   v1::StoredRevision revision;
   revision.set_revision(number);
