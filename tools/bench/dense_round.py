@@ -31,7 +31,7 @@ FORMATS = {
     for name in ("f32", "int8", "int4", "sign1")
 }
 SPEEDUP_MIN = 1.5
-ROUNDS = {False: 11, True: 31}
+ROUNDS = {False: 10, True: 30}
 # Not counted: the first rounds touch new memory, and peers find each other.
 WARM_UP = 2
 # Updates that a coordinator keeps, so that its memory is that of a few of them.
@@ -220,7 +220,7 @@ def main():
     parser = argparse.ArgumentParser(prog="./dev bench dense_round")
     parser.add_argument("--bazel-bin", required=True, type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", required=True, type=pathlib.Path, help=argparse.SUPPRESS)
-    parser.add_argument("--full", action="store_true", help="31 rounds in place of 11")
+    parser.add_argument("--full", action="store_true", help="30 rounds in place of 10")
     parser.add_argument("--formats", default=",".join(FORMATS), help="which, with commas between")
     options = parser.parse_args()
     log = open(options.out / "dense_round_peers.log", "w", encoding="utf-8")
