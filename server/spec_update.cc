@@ -61,20 +61,24 @@ constexpr absl::string_view kMayChange[] = {
 };
 
 // What nodes have from the spec they joined with.
-constexpr absl::string_view kNodesKeep[] = {"steps", "timing.heartbeat_ms", "optimizer.clip_norm",
-                                            "codec."};
-// With local steps, all but these.
-constexpr absl::string_view kNodesDoNotRead[] = {"quorum",
-                                                 "timing.lease_ms",
-                                                 "timing.deadline_ms",
-                                                 "timing.grace_ms",
-                                                 "snapshot.",
-                                                 "aggregate.kind",
-                                                 "aggregate.trim",
-                                                 "aggregate.weight",
-                                                 "aggregate.weight_max_share",
-                                                 "aggregate.tokens_max",
-                                                 "aggregate.steps_max"};
+constexpr absl::string_view kNodesKeep[] = {"timing.heartbeat_ms", "codec."};
+// With local steps, all but these, which they take up or do not read.
+constexpr absl::string_view kNodesTakeUp[] = {"steps",
+                                              "optimizer.lr",
+                                              "optimizer.warmup_steps",
+                                              "optimizer.lr_final_ratio",
+                                              "optimizer.clip_norm",
+                                              "quorum",
+                                              "timing.lease_ms",
+                                              "timing.deadline_ms",
+                                              "timing.grace_ms",
+                                              "snapshot.",
+                                              "aggregate.kind",
+                                              "aggregate.trim",
+                                              "aggregate.weight",
+                                              "aggregate.weight_max_share",
+                                              "aggregate.tokens_max",
+                                              "aggregate.steps_max"};
 
 // Whether the outer step's rates are the coordinator's alone.
 bool HostsRates(const v1::RunSpec& spec) {
@@ -270,9 +274,12 @@ absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
   std::vector<std::string> kept;
   for (const v1::SpecChange& change : changes) {
     const bool hosted = absl::StartsWith(change.field(), "outer.") && HostsRates(spec);
-    const bool reads = IsOuter(spec) ? !hosted && !IsOneOf(change.field(), kNodesDoNotRead)
-                                     : IsOneOf(change.field(), kNodesKeep);
-    if (reads) kept.push_back(change.field());
+    // Codec "dense" clips after the merge, on what the method was made with.
+    const bool clips_merged =
+        change.field() == "optimizer.clip_norm" && spec.codec().kind() == v1::CODEC_KIND_DENSE;
+    const bool keeps = IsOuter(spec) ? !hosted && !IsOneOf(change.field(), kNodesTakeUp)
+                                     : clips_merged || IsOneOf(change.field(), kNodesKeep);
+    if (keeps) kept.push_back(change.field());
   }
   if (kept.empty()) return absl::OkStatus();
   return WithReason(

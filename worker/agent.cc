@@ -42,6 +42,19 @@ void AgentImpl::OnOpened(const v1::RoundOpened& opened) {
   }
 }
 
+void AgentImpl::OnRevised(const v1::SpecRevised& revised) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
+  LogInfo("the run's spec changes", {{"revision", absl::StrCat(revised.revision())},
+                                     {"from_round", absl::StrCat(revised.from_round())}});
+  auto event = std::make_shared<v1::WatchUpdatesResponse>();
+  *event->mutable_revised() = revised;
+  revised_.push_back(event);
+  for (const RankWatch& watch : watches_) {
+    if (watch.queue != nullptr) watch.queue->Push(event);
+  }
+}
+
 // Under the mutex.
 void AgentImpl::OpenBundle(const v1::RoundOpened& opened) {
   BundleOptions options;

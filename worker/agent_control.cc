@@ -275,6 +275,7 @@ absl::Status AgentImpl::StartSession() {
   first_incarnation_ = 0;
   bundle_.reset();
   log_.emplace(options.join.last_round(), kKeptUpdateBytesMax);
+  revised_.clear();
   left_reason_.clear();
   SetUpstreamWaiting(absl::StrCat("connecting to ", options_.coordinator));
   ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));

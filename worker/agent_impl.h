@@ -82,6 +82,7 @@ class AgentImpl final : public Agent, private SessionListener {
 
   // agent.cc: one round
   void OnOpened(const v1::RoundOpened& opened) override;
+  void OnRevised(const v1::SpecRevised& revised) override;
   void OpenBundle(const v1::RoundOpened& opened);
   absl::Status CheckRound(const v1::SubmitHeader& header) const;
   absl::Status CheckHeader(const v1::SubmitHeader& header) const;
@@ -173,7 +174,8 @@ class AgentImpl final : public Agent, private SessionListener {
   std::string previous_sha256_;     // of the last record that came down
   uint64_t acknowledged_ = 0;       // told upstream
   std::optional<RoundLog> log_;
-  std::shared_ptr<Bundle> bundle_;  // of the open round
+  std::vector<WatchEvent> revised_;  // of the spec, as the session was told, ascending
+  std::shared_ptr<Bundle> bundle_;   // of the open round
   int64_t bundle_opened_ms_ = 0;
 };
 

@@ -119,6 +119,9 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> AgentImpl::Watch(
       }
     }
     queue->Push(std::move(first));
+    for (const WatchEvent& event : revised_) {
+      if (event->revised().from_round() > request.last_round()) queue->Push(event);
+    }
     for (const WatchEvent& event : events) queue->Push(event);
     older = std::exchange(watches_[rank], std::move(watch)).queue;
     group_->WatchOpened(rank);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <utility>
 
@@ -12,13 +11,13 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/log.h"
-#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "spec/piece.h"
 #include "transport/backoff.h"
 #include "transport/errors.h"
 #include "worker/snapshot_fetch.h"
 #include "worker/snapshot_uploader.h"
+#include "worker/untaken.h"
 
 namespace isthmus {
 namespace {
@@ -32,12 +31,6 @@ constexpr int64_t kAskWhyMs = 3000;
 constexpr int64_t kTellMs = 50;
 // A rank is near its agent and may ask often; the agent answers without work.
 constexpr int kSpecBackoffMaxMs = 1000;
-
-size_t PieceBytes(const CommittedUpdate& update) {
-  size_t bytes = 0;
-  for (const std::string& piece : update.pieces) bytes += piece.size();
-  return bytes;
-}
 
 class RankClientImpl final : public RankClient, private SessionListener {
  public:
@@ -57,6 +50,10 @@ class RankClientImpl final : public RankClient, private SessionListener {
     std::lock_guard<std::mutex> lock(mutex_);
     return ended_.has_value() || !updates_.empty() || finished_round_.has_value();
   }
+  std::optional<v1::SpecRevised> TakeRevised(uint64_t round) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return revised_.Take(round);
+  }
   void Acknowledge(const Update& update) override;
   void Checkpointed(uint64_t round) override;
   void ReportState(uint64_t round, const std::string& sha256) override;
@@ -75,6 +72,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
 
   void OnJoined(const v1::JoinRunResponse& joined) override;
   void OnOpened(const v1::RoundOpened& opened) override;
+  void OnRevised(const v1::SpecRevised& revised) override;
   void OnUpdate(std::shared_ptr<const CommittedUpdate> update) override;
   void OnFinished(uint64_t last_round) override;
   void OnEnded(const absl::Status& status) override;
@@ -105,8 +103,8 @@ class RankClientImpl final : public RankClient, private SessionListener {
   std::string waiting_;
   std::optional<v1::JoinRunResponse> joined_;
   std::optional<v1::RoundOpened> opened_;  // the latest, unless its update is here or it was told
-  std::deque<std::shared_ptr<const CommittedUpdate>> updates_;  // in order
-  size_t update_bytes_ = 0;
+  UntakenUpdates updates_;
+  UntakenRevisions revised_;
   std::optional<uint64_t> finished_round_;
   uint64_t acknowledged_ = 0;
   uint64_t told_acknowledged_ = 0;  // to the agent
@@ -225,8 +223,8 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
     lock.lock();
     joined_.reset();
     opened_.reset();
-    updates_.clear();
-    update_bytes_ = 0;
+    updates_.Clear();
+    revised_.Clear();
   }
   SessionOptions options;
   options.client.address = options_.agent;
@@ -280,7 +278,7 @@ absl::StatusOr<std::optional<RankClient::Next>> RankClientImpl::WaitNext() {
       kNoLimit));
   Next next;
   if (!updates_.empty()) {
-    const v1::UpdateRecord& record = updates_.front()->record;
+    const v1::UpdateRecord& record = updates_.front().record;
     next.opened.set_round(record.round());
     next.opened.set_fragment(record.fragment());
     next.opened.set_base_round(record.base_round());
@@ -309,10 +307,8 @@ absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
 // Under the mutex.
 RankClient::Update RankClientImpl::TakeUpdate() {
   Update update;
-  update.committed = std::move(updates_.front());
+  update.committed = updates_.Pop();
   update.included = update.committed->own_included;
-  updates_.pop_front();
-  update_bytes_ -= PieceBytes(*update.committed);
   return update;
 }
 
@@ -454,18 +450,22 @@ void RankClientImpl::OnOpened(const v1::RoundOpened& opened) {
   changed_.notify_all();
 }
 
+void RankClientImpl::OnRevised(const v1::SpecRevised& revised) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  revised_.Push(revised);
+}
+
 void RankClientImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (ended_.has_value()) return;
   // Nobody should compute for a round that has closed.
   if (opened_.has_value() && opened_->round() <= update->record.round()) opened_.reset();
-  update_bytes_ += PieceBytes(*update);
-  updates_.push_back(std::move(update));
-  if (update_bytes_ > kKeptUpdateBytesMax) {
+  updates_.Push(std::move(update));
+  if (updates_.bytes() > kKeptUpdateBytesMax) {
     ended_ = absl::ResourceExhaustedError(absl::StrCat(
         "this rank has ", updates_.size(), " updates with more than ", kKeptUpdateBytesMax,
         " bytes still to apply; start its node from a newer checkpoint"));
-    updates_.clear();
+    updates_.Clear();
   }
   changed_.notify_all();
 }

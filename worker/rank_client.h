@@ -60,6 +60,13 @@ class RankClient {
   virtual absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(
       const ApplyUpdate& apply = nullptr) = 0;
 
+  // The newest revision of the spec that holds in this round and was not taken yet. Join says what
+  // holds in the round after the one joined with.
+  virtual std::optional<v1::SpecRevised> TakeRevised(uint64_t round) {
+    (void)round;
+    return std::nullopt;  // of a client whose run never changes
+  }
+
   // For a rank that computes its contribution to every round, also to those that closed without the
   // present trainers (deterministic mode): what comes after the last update taken. nullopt:
   // finished. `closed`: the round's update waits for WaitUpdate, and nothing is to be sent for it.

@@ -176,6 +176,7 @@ absl::Status Trainer::Join() {
   ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_heldout_sha256(), data_->held_out().Sha256());
   ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse joined, options_.client->Join(request));
   attempt_ = joined.attempt();
+  if (joined.has_spec()) spec_ = joined.spec();  // of the round after the one joined with
   joined_duty_ = joined.snapshot();
   if (applied_round_ > 0) options_.client->Checkpointed(applied_round_);
   return absl::OkStatus();
@@ -184,7 +185,6 @@ absl::Status Trainer::Join() {
 absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
   // Ranks hear of rounds one by one. Where a round closed without this node, one rank may see it
   // open and another one already the next; all go on with the latest. Past the last one: finished.
-  const uint64_t finished = Rounds(spec_) + 1;
   std::optional<v1::RoundOpened> opened;
   uint64_t round = 0, wanted = 1;
   for (;;) {
@@ -194,7 +194,7 @@ absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
       ISTHMUS_RETURN_IF_ERROR(UnlessBehind(waited.status()));
       if (!waited.ok()) break;
       opened = *std::move(waited);
-      round = opened.has_value() ? opened->round() : finished;
+      round = opened.has_value() ? opened->round() : applied_round_ + 1;
     }
     const bool stop = options_.stop && options_.stop();
     std::array<double, 4> most = {static_cast<double>(round), -static_cast<double>(round),
@@ -210,8 +210,7 @@ absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
     if (wanted == static_cast<uint64_t>(-most[1])) break;
     if (round < wanted) ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(wanted - 1)));
   }
-  ISTHMUS_RETURN_IF_ERROR(
-      UnlessBehind(ApplyThrough(opened ? opened->base_round() : Rounds(spec_))));
+  ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(opened ? opened->base_round() : wanted - 1)));
   if (!opened.has_value()) return std::optional<RankClient::Next>();
   return std::optional<RankClient::Next>({*opened, /*closed=*/false});
 }
@@ -246,8 +245,18 @@ absl::StatusOr<Trainer::NodeGradient> Trainer::ComputeGradient(uint64_t step) {
   return gradient;
 }
 
+void Trainer::TakeRevised(uint64_t round) {
+  std::optional<v1::SpecRevised> revised = options_.client->TakeRevised(round);
+  if (!revised.has_value()) return;
+  spec_ = std::move(*revised->mutable_spec());
+  if (options_.group->rank() != 0) return;
+  LogInfo("another spec holds", {{"revision", absl::StrCat(revised->revision())},
+                                 {"from_round", absl::StrCat(revised->from_round())}});
+}
+
 absl::Status Trainer::Contribute(const RankClient::Next& next) {
   const v1::RoundOpened& opened = next.opened;
+  TakeRevised(opened.round());
   report_ = RoundReport();
   TellSkipped(/*at_once=*/false);
   if (TakesLocalSteps(spec_)) return ContributeLocal(next);
@@ -303,6 +312,7 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
     return absl::InternalError(absl::StrCat("the agent sent the update of round ", record.round(),
                                             "; the next one here is ", applied_round_ + 1));
   }
+  TakeRevised(record.round());
   if (residual_restored_) JudgeRestoredResidual(update);
   replica_->Settle(record.round(), update.included);
   const UpdateRates rates = {FloatOfBits(record.lr_bits()), FloatOfBits(record.weight_decay_bits()),

@@ -103,6 +103,8 @@ TEST(SpecUpdate, WhatNodesReadWhileTheyRunStays) {
   };
   EXPECT_TRUE(can(hosted, "outer.lr=0.25"));
   EXPECT_TRUE(can(hosted, "aggregate.kind=AGGREGATE_KIND_MEDIAN"));
+  EXPECT_TRUE(can(hosted, "optimizer.lr=0.25"));
+  EXPECT_FALSE(can(hosted, "optimizer.weight_decay=0.25"));
   EXPECT_FALSE(can(hosted, "schedule.local_steps=7"));
   EXPECT_FALSE(can(hosted, "timing.heartbeat_ms=1000"));
   v1::RunSpec replicated = hosted;
@@ -111,7 +113,12 @@ TEST(SpecUpdate, WhatNodesReadWhileTheyRunStays) {
   EXPECT_TRUE(can(replicated, "quorum=1"));
   const v1::RunSpec every_step = TestSpec({"a", "b"}, 0, 100);
   EXPECT_TRUE(can(every_step, "optimizer.lr=0.5"));
+  EXPECT_TRUE(can(every_step, "optimizer.clip_norm=0.5"));
+  EXPECT_TRUE(can(every_step, "steps=200"));
   EXPECT_FALSE(can(every_step, "codec.matrix_density=0.5"));
+  v1::RunSpec dense = every_step;
+  dense.mutable_codec()->set_kind(v1::CODEC_KIND_DENSE);
+  EXPECT_FALSE(can(dense, "optimizer.clip_norm=0.5"));
 }
 
 v1::StoredRevision Revision(uint64_t number, uint64_t from_round, const v1::RunSpec& spec) {

@@ -48,6 +48,38 @@ class Runs(Ctl):
         rounds = self.ctl_json("--limit=3", "rounds", "list", "small", address=address)["rounds"]
         for one in rounds:
             self.assertAlmostEqual(one["learningRate"], 0.0005, places=7)
+        # Trainers hear of another end, too.
+        end = int(self.run_view(cluster)["committedRound"]) + 300
+        self.ctl("runs", "update", "small", f"steps={end}", address=address)
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        self.assertEqual({s["rounds"] for s in summaries.values()}, {end}, summaries)
+
+    def test_local_steps_take_another_rate_and_end_sooner(self):
+        cluster = self.cluster(
+            {"a": 1, "b": 2}, steps=100000, more='preset: "diloco"\nschedule { local_steps: 3 }\n'
+        )
+        cluster.start(self.text)
+        address = cluster.address
+        self.wait_log(cluster, "trainer-b-0", "round 2")
+        self.ctl(
+            *("runs", "update", "small", "optimizer.lr=0.001", "outer.lr=0.25"), address=address
+        )
+        refused = self.ctl(
+            "runs", "update", "small", "schedule.local_steps=7", address=address, code=1
+        )
+        self.assertIn("nodes of this version cannot change schedule.local_steps", refused)
+        self.wait_until(
+            lambda: int(self.run_view(cluster)["specRevision"]) == 2, "a round of revision 2"
+        )
+        # The hosted model comes back by rounds of both revisions.
+        self.kill(cluster.processes["coordinator"])
+        cluster.start_coordinator()
+        end = 3 * (int(self.run_view(cluster)["committedRound"]) + 60)
+        self.ctl("runs", "update", "small", f"steps={end}", address=address)
+        summaries = self.finish(cluster)
+        self.assert_replicas_equal(summaries)
+        self.assertEqual({s["rounds"] for s in summaries.values()}, {end // 3}, summaries)
 
     def test_a_run_is_created_and_one_is_forked_from_a_snapshot(self):
         cluster = self.cluster({"a": 1, "b": 1}, steps=8)
