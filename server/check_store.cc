@@ -14,6 +14,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "server/rocks_folder.h"
+#include "server/spec_revisions.h"
 #include "spec/grid.h"
 #include "spec/piece.h"
 #include "spec/rounds.h"
@@ -55,8 +56,11 @@ class Checker {
     }
     const v1::StoredRun& run = *state_.run;
     for (const v1::NodeSpec& node : run.spec().nodes()) names_.insert(node.name());
-    lines_->push_back(absl::StrCat("run '", run.spec().run(), "' of ", Rounds(run.spec()),
-                                   " rounds, nodes ", absl::StrJoin(names_, ", ")));
+    SpecRevisions revisions(run.spec());
+    for (const v1::StoredRevision& revision : run.revisions()) revisions.Add(revision);
+    rounds_ = revisions.rounds();
+    lines_->push_back(absl::StrCat("run '", run.spec().run(), "' of ", rounds_, " rounds, nodes ",
+                                   absl::StrJoin(names_, ", ")));
     if (!run.has_manifest()) return absl::OkStatus();
     ISTHMUS_ASSIGN_OR_RETURN(Grid grid, Grid::Make(run.manifest(), run.spec().codec()));
     grid_ = std::make_unique<Grid>(std::move(grid));
@@ -149,7 +153,7 @@ class Checker {
   absl::Status CheckOpening() {
     const uint64_t last = span_.last_round();
     if (!state_.run.has_value() || last == 0) return absl::OkStatus();
-    if (last == Rounds(state_.run->spec())) {
+    if (last == rounds_) {
       lines_->push_back("the run is finished");
       return absl::OkStatus();
     }
@@ -331,6 +335,7 @@ class Checker {
   std::vector<std::string>* const lines_;
   StoredState state_;
   v1::StoredSpan span_;
+  uint64_t rounds_ = 0;  // of the run, as its last spec has it
   std::set<std::string> names_;
   std::unique_ptr<Grid> grid_;
 };

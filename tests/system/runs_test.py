@@ -1,9 +1,10 @@
 """isthmusctl runs create, update, pause, resume and fork, with real processes."""
 
 import signal
+import subprocess
 
 from ctl_test import Ctl, tensors
-from system_case import SPEC
+from system_case import BINARIES, SPEC
 from xml_report import main
 
 
@@ -54,6 +55,7 @@ class Runs(Ctl):
         summaries = self.finish(cluster)
         self.assert_replicas_equal(summaries)
         self.assertEqual({s["rounds"] for s in summaries.values()}, {end}, summaries)
+        self.assert_store_is_sound(cluster, f"'small' of {end} rounds")
 
     def test_local_steps_take_another_rate_and_end_sooner(self):
         cluster = self.cluster(
@@ -80,6 +82,17 @@ class Runs(Ctl):
         summaries = self.finish(cluster)
         self.assert_replicas_equal(summaries)
         self.assertEqual({s["rounds"] for s in summaries.values()}, {end // 3}, summaries)
+        self.assert_store_is_sound(cluster, f"'small' of {end // 3} rounds")
+
+    def assert_store_is_sound(self, cluster, text, folder=""):
+        """The coordinator ends, and its folder is checked."""
+        if cluster.processes["coordinator"].poll() is None:
+            self.kill(cluster.processes["coordinator"])
+        command = [BINARIES["coordinator"], f"--check_store={cluster.coordinator_state()}{folder}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn(text, done.stdout)
+        self.assertIn("the run is finished", done.stdout)
 
     def test_a_run_is_created_and_one_is_forked_from_a_snapshot(self):
         cluster = self.cluster({"a": 1, "b": 1}, steps=8)
@@ -120,6 +133,7 @@ class Runs(Ctl):
         listed = self.ctl_json("runs", "list", address=address)["runs"]
         self.assertEqual([one["run"] for one in listed], ["again", "other", "small"])
         self.assertEqual({one["state"] for one in listed}, {"RUN_STATE_FINISHED"})
+        self.assert_store_is_sound(cluster, "'again' of 6 rounds", "/runs/again")
 
     def start_nodes(self, cluster, run, flags_of_a=()):
         """Starts agents and trainers for a run; those of the run before have ended."""
