@@ -82,7 +82,20 @@ class Runs(Ctl):
         summaries = self.finish(cluster)
         self.assert_replicas_equal(summaries)
         self.assertEqual({s["rounds"] for s in summaries.values()}, {end // 3}, summaries)
+        # A fork takes the outer optimizer's state along, unless it has another one.
+        said = self.ctl("runs", "fork", "small", "again", "steps=30", address=address)
+        self.assertNotIn("It starts without", said)
+        self.start_nodes(cluster, "again")
+        self.assert_replicas_equal(self.finish(cluster))
+        said = self.ctl(
+            *("runs", "fork", "small", "plain", "steps=30", "outer.kind=OUTER_KIND_SGD"),
+            "outer.momentum=",
+            address=address,
+        )
+        print(said)
+        self.assertIn("It starts without the outer optimizer's state, which starts at zero", said)
         self.assert_store_is_sound(cluster, f"'small' of {end // 3} rounds")
+        self.assert_store_is_sound(cluster, "'again' of 10 rounds", "/runs/again")
 
     def assert_store_is_sound(self, cluster, text, folder=""):
         """The coordinator ends, and its folder is checked."""
