@@ -100,6 +100,25 @@ absl::Status Runs::StartRun(const v1::RunSpec& spec, std::shared_ptr<Store> stor
   return absl::OkStatus();
 }
 
+// An empty store. What a creation that was never answered has left there goes.
+absl::StatusOr<std::unique_ptr<Store>> Runs::OpenNew(const std::string& dir) const {
+  ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, options_.open_store(dir));
+  if (store->State().run.has_value()) {
+    return WithReason(absl::AlreadyExistsError(absl::StrCat(
+                          dir,
+                          " holds a run that came there since this coordinator was started; "
+                          "start it again, or give the new run another name")),
+                      "RUN_EXISTS");
+  }
+  if (store->Pieces(0).empty()) return store;
+  store = nullptr;
+  std::error_code error;
+  fs::remove_all(dir, error);
+  ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
+  return options_.open_store(dir);
+}
+
 std::string Runs::FolderOf(const std::string& run) const {
   if (options_.state_dir.empty()) return "";
   return (fs::path(options_.state_dir) / kRunsFolder / run).string();
@@ -138,8 +157,7 @@ absl::StatusOr<v1::CreateRunResponse> Runs::CreateRun(const v1::CreateRunRequest
   }
   ISTHMUS_RETURN_IF_ERROR(CheckRoom(spec.run()));
   const std::string dir = FolderOf(spec.run());
-  ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
-  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, options_.open_store(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, OpenNew(dir));
   // Persist: Coordinator::Start writes what the run is.
   ISTHMUS_RETURN_IF_ERROR(StartRun(spec, std::move(store), dir));
   LogInfo("an operator creates a run", {{"run", spec.run()}, {"state_dir", dir}});
@@ -188,8 +206,7 @@ absl::StatusOr<v1::ForkRunResponse> Runs::ForkRun(const v1::ForkRunRequest& requ
   if (before.has_value()) return *before;
   ISTHMUS_RETURN_IF_ERROR(CheckRoom(spec.run()));
   const std::string dir = FolderOf(spec.run());
-  ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
-  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, options_.open_store(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, OpenNew(dir));
   ISTHMUS_ASSIGN_OR_RETURN(const ForkStart start, CopyForFork(source, spec, store.get()));
   // Persist: from here on the run exists.
   ISTHMUS_RETURN_IF_ERROR(store->Write(start.batch));

@@ -75,6 +75,7 @@ class Runs final : public RunFinder, public RoundHost {
                         const std::string& dir);
   absl::StatusOr<absl::optional<v1::ForkRunResponse>> ForkedBefore(const v1::StoredFork& fork,
                                                                    const v1::RunSpec& spec) const;
+  absl::StatusOr<std::unique_ptr<Store>> OpenNew(const std::string& dir) const;
   std::string FolderOf(const std::string& run) const;
   absl::Status CheckRoom(const std::string& run) const;
 

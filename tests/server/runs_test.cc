@@ -255,11 +255,29 @@ TEST_F(RunsTest, NodesOfAForkFetchItsStartState) {
       ViewOfRun((*runs_->Find(""))->Look(), RoundHistory::Pace(), /*with_spec=*/true);
   EXPECT_EQ(view.forked_from().round(), 7u);
 
-  // And a fork of that, from the state it started with.
+  // And a fork of that, from the state it started with. What an earlier try has left is gone.
+  std::filesystem::create_directories(dir_ + "/runs/again");
+  {
+    const auto left = OpenRocksStore({dir_ + "/runs/again", StoreLimits()});
+    ASSERT_TRUE(left.ok()) << left.status();
+    ASSERT_TRUE((*left)->WritePiece(0, {0, 0, 7}, std::string(28, 'x')).ok());
+  }
   const auto forked = Fork("test", "again", {"optimizer.lr=0.5", "seed=9"}, 0);
   ASSERT_TRUE(forked.ok()) << forked.status();
   EXPECT_EQ(forked->state_sha256(), facts.state_sha256());
   EXPECT_EQ(forked->spec().optimizer().lr(), 0.5f);
+  v1::FetchSnapshotRequest all;
+  all.set_run("again");
+  WriteRanges({{0, 0, TestGrid()->elements()}}, all.mutable_ranges());
+  {
+    const auto source = runs_->BeginFetch(all);
+    ASSERT_TRUE(source.ok()) << source.status();
+    std::string fetched;
+    for (auto next = (*source)->Next(); next.ok() && next->has_value(); next = (*source)->Next()) {
+      fetched += (**next).piece().data();
+    }
+    EXPECT_EQ(fetched, Kept::Section(*kept.store, 7, 0));
+  }
   EXPECT_TRUE(Fork("test", "again", {"optimizer.lr=0.5", "seed=9"}, 0).ok());  // the same again
   EXPECT_EQ(Fork("test", "again", {}, 0).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(Said(Fork("test", "third", {}, 3).status()), HasSubstr("it has round 0"));
