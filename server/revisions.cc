@@ -42,7 +42,8 @@ absl::StatusOr<v1::UpdateRunResponse> Coordinator::UpdateRun(const v1::UpdateRun
     return ResponseOf(revision, {});
   }
   ISTHMUS_RETURN_IF_ERROR(CheckMayChange(changes));
-  ISTHMUS_RETURN_IF_ERROR(CheckNodesCanChange(revision.spec(), changes));
+  ISTHMUS_RETURN_IF_ERROR(CheckNodesCanChange(changes));
+  ISTHMUS_RETURN_IF_ERROR(CheckKeepsState(last, revision.spec()));
   std::unique_lock<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
   uint64_t from_round = request.from_round();

@@ -60,32 +60,8 @@ constexpr absl::string_view kMayChange[] = {
     "outer.bound",
 };
 
-// What nodes have from the spec they joined with.
-constexpr absl::string_view kNodesKeep[] = {"timing.heartbeat_ms", "codec."};
-// With local steps, all but these, which they take up or do not read.
-constexpr absl::string_view kNodesTakeUp[] = {"steps",
-                                              "optimizer.lr",
-                                              "optimizer.warmup_steps",
-                                              "optimizer.lr_final_ratio",
-                                              "optimizer.clip_norm",
-                                              "quorum",
-                                              "timing.lease_ms",
-                                              "timing.deadline_ms",
-                                              "timing.grace_ms",
-                                              "snapshot.",
-                                              "aggregate.kind",
-                                              "aggregate.trim",
-                                              "aggregate.weight",
-                                              "aggregate.weight_max_share",
-                                              "aggregate.tokens_max",
-                                              "aggregate.steps_max"};
-
-// Whether the outer step's rates are the coordinator's alone.
-bool HostsRates(const v1::RunSpec& spec) {
-  if (!IsHosted(spec)) return false;
-  const UpdateForm form = UpdateFormOf(spec);
-  return form == UpdateForm::kParameters || form == UpdateForm::kDifference;
-}
+// What agents have from the spec they joined with.
+constexpr absl::string_view kAgentsKeep[] = {"timing.heartbeat_ms"};
 
 // Limits that follow from other fields where nobody gives them.
 constexpr const char* kDerived[] = {"aggregate.tokens_max", "aggregate.steps_max"};
@@ -269,17 +245,10 @@ absl::Status CheckMayChange(const std::vector<v1::SpecChange>& changes) {
       "SPEC_FIELD_FIXED");
 }
 
-absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
-                                 const std::vector<v1::SpecChange>& changes) {
+absl::Status CheckNodesCanChange(const std::vector<v1::SpecChange>& changes) {
   std::vector<std::string> kept;
   for (const v1::SpecChange& change : changes) {
-    const bool hosted = absl::StartsWith(change.field(), "outer.") && HostsRates(spec);
-    // Codec "dense" clips after the merge, on what the method was made with.
-    const bool clips_merged =
-        change.field() == "optimizer.clip_norm" && spec.codec().kind() == v1::CODEC_KIND_DENSE;
-    const bool keeps = IsOuter(spec) ? !hosted && !IsOneOf(change.field(), kNodesTakeUp)
-                                     : clips_merged || IsOneOf(change.field(), kNodesKeep);
-    if (keeps) kept.push_back(change.field());
+    if (IsOneOf(change.field(), kAgentsKeep)) kept.push_back(change.field());
   }
   if (kept.empty()) return absl::OkStatus();
   return WithReason(
@@ -287,6 +256,17 @@ absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
           "nodes of this version cannot change ", absl::StrJoin(kept, ", "),
           " while they run; leave that as it is, or fork the run: isthmusctl runs fork")),
       "NODES_CANNOT_CHANGE");
+}
+
+absl::Status CheckKeepsState(const v1::RunSpec& before, const v1::RunSpec& after) {
+  if (HostedSections(before) == HostedSections(after)) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "codec.reply.format ", v1::NumberFormat_Name(before.codec().reply().format()), " -> ",
+          v1::NumberFormat_Name(after.codec().reply().format()),
+          ": one of them is exact, and with the other the coordinator keeps an error beside the "
+          "model; stay with exact or with lossy replies, or fork the run: isthmusctl runs fork")),
+      "SPEC_FIELD_FIXED");
 }
 
 std::string ChangesText(const std::vector<v1::SpecChange>& changes) {

@@ -35,8 +35,10 @@ std::vector<v1::SpecChange> SpecChanges(const v1::RunSpec& before, const v1::Run
 absl::Status CheckMayChange(const std::vector<v1::SpecChange>& changes);
 
 // The same for what a run could change, but its nodes of this version take no notice of.
-absl::Status CheckNodesCanChange(const v1::RunSpec& spec,
-                                 const std::vector<v1::SpecChange>& changes);
+absl::Status CheckNodesCanChange(const std::vector<v1::SpecChange>& changes);
+
+// FAILED_PRECONDITION: a change of what a hosted model consists of.
+absl::Status CheckKeepsState(const v1::RunSpec& before, const v1::RunSpec& after);
 
 // "optimizer.lr 0.001 -> 0.0005, steps 100 -> 200".
 std::string ChangesText(const std::vector<v1::SpecChange>& changes);

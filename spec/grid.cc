@@ -80,6 +80,20 @@ absl::StatusOr<Grid> Grid::Make(const v1::Manifest& manifest, const v1::CodecSpe
   return grid;
 }
 
+absl::Status Grid::TakeCodec(const v1::CodecSpec& codec) {
+  ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(codec));
+  const bool cuts_alike =
+      codec.kind() == codec_.kind() && codec.chunk_rule() == codec_.chunk_rule() &&
+      codec.chunk_side() == codec_.chunk_side() && codec.topk_chunk() == codec_.topk_chunk();
+  if (!cuts_alike) {
+    return absl::InvalidArgumentError(
+        "codec.kind, chunk_rule, chunk_side and topk_chunk cut the model into chunks; they stay as "
+        "they are");
+  }
+  codec_ = codec;
+  return absl::OkStatus();
+}
+
 absl::Status Grid::AddTensor(const std::string& name, const TensorGrid& cut) {
   const uint64_t elements = cut.rows * cut.cols;
   // Along a vector the blocks are runs of chunks, down a matrix they are rows of tiles.

@@ -53,6 +53,9 @@ class Grid {
   static absl::StatusOr<Grid> Make(const v1::Manifest& manifest, const v1::CodecSpec& codec);
 
   const v1::CodecSpec& codec() const { return codec_; }
+  // Another codec that cuts the model in the same way: what of a chunk travels, and in what form,
+  // may differ. INVALID_ARGUMENT: it does not hold, or cuts in another way; then nothing changes.
+  absl::Status TakeCodec(const v1::CodecSpec& codec);
   const std::vector<Block>& blocks() const { return blocks_; }
   uint64_t chunks() const { return chunks_; }
   uint64_t elements() const { return elements_; }  // of the whole model

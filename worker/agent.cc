@@ -56,7 +56,26 @@ void AgentImpl::OnRevised(const v1::SpecRevised& revised) {
 }
 
 // Under the mutex.
+void AgentImpl::TakeCodecOf(uint64_t round) {
+  const v1::RunSpec* spec = nullptr;
+  for (const WatchEvent& event : revised_) {
+    if (event->revised().from_round() <= round) spec = &event->revised().spec();
+  }
+  if (spec != nullptr) TakeCodec(spec->codec());
+}
+
+// Under the mutex.
+void AgentImpl::TakeCodec(const v1::CodecSpec& codec) {
+  const std::shared_ptr<const Grid> grid = group_->grid();
+  if (grid == nullptr || grid->codec().SerializeAsString() == codec.SerializeAsString()) return;
+  const absl::Status taken = group_->TakeCodec(codec);
+  // The coordinator lets no other codec through; pieces in it are refused one by one.
+  if (!taken.ok()) LogError("the run's codec cannot be taken up", {{"why", taken.ToString()}});
+}
+
+// Under the mutex.
 void AgentImpl::OpenBundle(const v1::RoundOpened& opened) {
+  TakeCodecOf(opened.round());
   BundleOptions options;
   options.round = opened.round();
   options.base_round = opened.base_round();
@@ -282,6 +301,7 @@ void AgentImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
+    TakeCodecOf(update->record.round());
     grid = group_->grid();
     previous = previous_sha256_;
   }

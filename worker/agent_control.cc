@@ -296,6 +296,7 @@ void AgentImpl::OnJoined(const v1::JoinRunResponse& joined) {
     if (!joined_.has_value()) first_incarnation_ = joined.incarnation();
     joined_ = joined;
     joined_->set_node(options_.node);
+    if (joined.has_spec()) TakeCodec(joined.spec().codec());
     upstream_ = Upstream::kJoined;
     SetUpstreamWaiting("");
     session_->SetCheckpointRound(group_->CheckpointedByAll());

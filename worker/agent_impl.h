@@ -83,6 +83,9 @@ class AgentImpl final : public Agent, private SessionListener {
   // agent.cc: one round
   void OnOpened(const v1::RoundOpened& opened) override;
   void OnRevised(const v1::SpecRevised& revised) override;
+  // What the ranks and this agent exchange in a round is in the codec that holds there.
+  void TakeCodecOf(uint64_t round);
+  void TakeCodec(const v1::CodecSpec& codec);
   void OpenBundle(const v1::RoundOpened& opened);
   absl::Status CheckRound(const v1::SubmitHeader& header) const;
   absl::Status CheckHeader(const v1::SubmitHeader& header) const;

@@ -42,10 +42,14 @@ absl::StatusOr<InnerOptimizer> InnerOptimizer::Make(
     if (base != v1::BASE_OPTIMIZER_SGD) inner.state_.first_moments.emplace_back(elements);
     if (base == v1::BASE_OPTIMIZER_ADAMW) inner.state_.second_moments.emplace_back(elements);
   }
-  inner.optimizer_ = options.optimizer;
-  inner.lion_ = MakeLionRule(options.optimizer.beta1(), options.optimizer.beta2());
+  inner.TakeRates(options.optimizer);
   inner.threads_ = options.threads;
   return inner;
+}
+
+void InnerOptimizer::TakeRates(const v1::OptimizerSpec& optimizer) {
+  optimizer_ = optimizer;
+  lion_ = MakeLionRule(optimizer.beta1(), optimizer.beta2());
 }
 
 absl::Status InnerOptimizer::SetState(StepState state) {

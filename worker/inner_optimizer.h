@@ -46,6 +46,9 @@ class InnerOptimizer {
   absl::Status Step(float lr, const std::vector<TensorPart<const float>>& gradients,
                     const std::vector<TensorPart<float>>& parameters);
 
+  // Other rates from the next step on; base and decay groups are the same.
+  void TakeRates(const v1::OptimizerSpec& optimizer);
+
   // Moments (Lion: m is the first one) by part and powers, for a checkpoint, and the way back.
   // INVALID_ARGUMENT: moments of other parts.
   const StepState& state() const { return state_; }

@@ -231,6 +231,16 @@ absl::Status RankGroup::CheckUnchanged(const v1::JoinRunRequest& request) const 
                     "RANKS_DIFFER");
 }
 
+absl::Status RankGroup::TakeCodec(const v1::CodecSpec& codec) {
+  if (grid_ != nullptr) {
+    Grid grid = *grid_;
+    ISTHMUS_RETURN_IF_ERROR(grid.TakeCodec(codec));
+    grid_ = std::make_shared<const Grid>(std::move(grid));
+  }
+  *options_.spec.mutable_codec() = codec;
+  return absl::OkStatus();
+}
+
 absl::Status RankGroup::Admit(const v1::JoinRunRequest& request, int64_t now_ms, bool* superseded) {
   *superseded = false;
   ISTHMUS_RETURN_IF_ERROR(CheckRequest(request));

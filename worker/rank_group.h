@@ -53,6 +53,9 @@ class RankGroup {
   v1::JoinRunRequest NodeJoin() const;
   // The grid of the manifest; null before the first rank has joined.
   std::shared_ptr<const Grid> grid() const { return grid_; }
+  // From here on the run's codec is another one (Grid::TakeCodec). Grids given out before stay as
+  // they are. Errors as there; nothing has changed then.
+  absl::Status TakeCodec(const v1::CodecSpec& codec);
   uint32_t ranks() const { return options_.ranks; }
   // What the rank joined with. Only for ranks that are present.
   const ChunkRanges& ranges(uint32_t rank) const { return members_[rank]->ranges; }

@@ -83,6 +83,14 @@ absl::Status Replica::MakeMethods() {
   return absl::OkStatus();
 }
 
+absl::Status Replica::TakeSpec(const v1::RunSpec& spec) {
+  ISTHMUS_RETURN_IF_ERROR(model_->TakeCodec(spec.codec()));
+  method_->TakeSpec(spec);
+  if (inner_.has_value()) inner_->TakeRates(spec.optimizer());
+  options_.spec = spec;
+  return absl::OkStatus();
+}
+
 absl::Status Replica::FillStartState() {
   if (options_.start_file.empty()) {
     return model_->Fill(

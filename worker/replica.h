@@ -46,6 +46,9 @@ class Replica {
   static absl::StatusOr<std::unique_ptr<Replica>> Make(const ReplicaOptions& options);
 
   ShardedModel& model() { return *model_; }
+  // Another spec holds from the next round on (Method::TakeSpec). INVALID_ARGUMENT: its codec cuts
+  // the model in another way.
+  absl::Status TakeSpec(const v1::RunSpec& spec);
   // The chunks this rank holds, ascending, disjoint.
   const std::vector<std::pair<uint64_t, uint64_t>>& ranges() const { return method_->ranges(); }
 

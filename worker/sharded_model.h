@@ -43,6 +43,8 @@ class ShardedModel {
   // The trainable tensors, which travel; numbers in parts are positions in it.
   const v1::Manifest& manifest() const { return manifest_; }
   const Grid& grid() const { return grid_; }
+  // Grid::TakeCodec; references to the grid see the new one.
+  absl::Status TakeCodec(const v1::CodecSpec& codec) { return grid_.TakeCodec(codec); }
   // Every tensor, frozen ones too.
   const std::vector<ModelTensor>& tensors() const { return model_.tensors; }
 

@@ -176,7 +176,10 @@ absl::Status Trainer::Join() {
   ISTHMUS_ASSIGN_OR_RETURN(*request.mutable_heldout_sha256(), data_->held_out().Sha256());
   ISTHMUS_ASSIGN_OR_RETURN(const v1::JoinRunResponse joined, options_.client->Join(request));
   attempt_ = joined.attempt();
-  if (joined.has_spec()) spec_ = joined.spec();  // of the round after the one joined with
+  if (joined.has_spec()) {  // of the round after the one joined with
+    spec_ = joined.spec();
+    ISTHMUS_RETURN_IF_ERROR(replica_->TakeSpec(spec_));
+  }
   joined_duty_ = joined.snapshot();
   if (applied_round_ > 0) options_.client->Checkpointed(applied_round_);
   return absl::OkStatus();
@@ -245,18 +248,20 @@ absl::StatusOr<Trainer::NodeGradient> Trainer::ComputeGradient(uint64_t step) {
   return gradient;
 }
 
-void Trainer::TakeRevised(uint64_t round) {
+absl::Status Trainer::TakeRevised(uint64_t round) {
   std::optional<v1::SpecRevised> revised = options_.client->TakeRevised(round);
-  if (!revised.has_value()) return;
+  if (!revised.has_value()) return absl::OkStatus();
   spec_ = std::move(*revised->mutable_spec());
-  if (options_.group->rank() != 0) return;
+  ISTHMUS_RETURN_IF_ERROR(replica_->TakeSpec(spec_));
+  if (options_.group->rank() != 0) return absl::OkStatus();
   LogInfo("another spec holds", {{"revision", absl::StrCat(revised->revision())},
                                  {"from_round", absl::StrCat(revised->from_round())}});
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Contribute(const RankClient::Next& next) {
   const v1::RoundOpened& opened = next.opened;
-  TakeRevised(opened.round());
+  ISTHMUS_RETURN_IF_ERROR(TakeRevised(opened.round()));
   report_ = RoundReport();
   TellSkipped(/*at_once=*/false);
   if (TakesLocalSteps(spec_)) return ContributeLocal(next);
@@ -312,7 +317,7 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
     return absl::InternalError(absl::StrCat("the agent sent the update of round ", record.round(),
                                             "; the next one here is ", applied_round_ + 1));
   }
-  TakeRevised(record.round());
+  ISTHMUS_RETURN_IF_ERROR(TakeRevised(record.round()));
   if (residual_restored_) JudgeRestoredResidual(update);
   replica_->Settle(record.round(), update.included);
   const UpdateRates rates = {FloatOfBits(record.lr_bits()), FloatOfBits(record.weight_decay_bits()),

@@ -111,7 +111,7 @@ class Trainer {
   absl::StatusOr<NodeGradient> ComputeGradient(uint64_t step);
   absl::Status Contribute(const RankClient::Next& next);
   // The spec that holds in a round, where an operator has given the run another one.
-  void TakeRevised(uint64_t round);
+  absl::Status TakeRevised(uint64_t round);
   void Send(const RankClient::Next& next, absl::StatusOr<std::vector<std::string>> pieces);
   // trainer_local.cc
   absl::Status ContributeLocal(const RankClient::Next& next);

@@ -59,7 +59,6 @@ class Snapshots(SystemCase):
         late = summaries["late"]
         self.assertGreaterEqual(late["snapshot_round"], 15)
         self.assertEqual(late["snapshot_round"] + late["rounds"], 80)
-        self.assertGreater(late["tokens"], 0)  # it took part
 
     def test_a_node_that_was_cut_off_for_long_takes_part_again(self):
         # With b's lease short, most rounds pass after its end: until then no snapshot counts

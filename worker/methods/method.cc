@@ -9,6 +9,12 @@
 
 namespace isthmus {
 
+void Method::TakeSpec(const v1::RunSpec& spec) {
+  options_.codec = spec.codec();
+  options_.optimizer = spec.optimizer();
+  step_.TakeSpec(spec.codec(), spec.optimizer());
+}
+
 MethodState Method::State() const {
   MethodState state;
   state.step = step_.state();

@@ -104,6 +104,10 @@ class Method {
   virtual StepState step_state() const { return step_.state(); }
   // Null: a method of every step.
   virtual OuterShard* outer() { return nullptr; }
+  // Another spec holds from the next call on. What the method keeps stays as it is, so codec.kind,
+  // whether there is feedback, outer.kind and placement must be the same; the grid has its codec
+  // already (Grid::TakeCodec).
+  virtual void TakeSpec(const v1::RunSpec& spec);
 
   // Whether it matters later what this node sent: a node that starts again from an older state must
   // then compute its lost contributions anew, or do without what they left behind.

@@ -79,6 +79,11 @@ StepState OuterShard::step_state() const {
   return {arrays_[0], arrays_[1], powers_.beta1, powers_.beta2};
 }
 
+void OuterShard::TakeSpec(const v1::RunSpec& spec) {
+  options_.codec = spec.codec();
+  options_.outer = spec;
+}
+
 void OuterShard::AddWork(const LocalWork& work) {
   work_.steps += work.steps;
   work_.tokens += work.tokens;

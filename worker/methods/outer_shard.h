@@ -51,6 +51,7 @@ class OuterShard : public Method {
   double ResidualSquares() const override;
   void DropResidual() override;
   OuterShard* outer() override { return this; }
+  void TakeSpec(const v1::RunSpec& spec) override;
 
   // Local steps were made: what the next contribution, or what is carried, stands for.
   void AddWork(const LocalWork& work);

@@ -61,6 +61,12 @@ class UpdateStep {
   absl::Status ApplyOwn(const UpdateRates& rates, const std::vector<std::vector<float>>& values,
                         const std::vector<TensorPart<float>>& parameters);
 
+  // Other rates and clipping from the next update on; base and decay groups are the same.
+  void TakeSpec(const v1::CodecSpec& codec, const v1::OptimizerSpec& optimizer) {
+    codec_ = codec;
+    optimizer_ = optimizer;
+  }
+
   bool has_moments() const { return optimizer_.base() == v1::BASE_OPTIMIZER_ADAMW; }
   // The moments, which belong to the replicated state: one span a part of Make. None with SGD.
   const std::vector<std::vector<float>>& first_moments() const { return state_.first_moments; }
