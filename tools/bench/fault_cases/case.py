@@ -40,12 +40,14 @@ data {{ sequences_per_node: 4 eval_sequences: {eval_sequences} }}
 optimizer {{ lr: {lr} warmup_steps: 2 clip_norm: 1.0 }}
 timing {{ lease_ms: {lease_ms} heartbeat_ms: {heartbeat_ms} grace_ms: {grace_ms}
   deadline_ms: {deadline_ms} }}
+{more}
 """
 DEFAULTS = {
     "seed": 7,
     "rounds": 200,
     "quorum": 0,  # all
     "preset": "demo",
+    "more": "",  # further lines of the spec
     "deterministic": False,
     "model": "layers: 1 heads: 2 width: 64 context: 32",
     "eval_sequences": 8,

@@ -1,6 +1,7 @@
 """Everything is killed at random moments, in deterministic mode and without.
 
 chaos        The final state must be that of the same run undisturbed, bit for bit.
+chaos_diloco The same with local steps and a hosted model.
 chaos_loose  Without deterministic mode and with a quorum of 1 of 2: replicas equal, the ledger of
              contributions exact (I1 to I4 over what agents and store recorded), and the final loss
              within what seeds differ by.
@@ -18,6 +19,7 @@ from .ledger import write_history
 
 KINDS = ("coordinator", "agent", "rank")
 KILLS_MIN, KILLS_OF_A_KIND_MIN = 60, 15
+LOCAL_STEPS = 5
 
 
 def _train(bench, kills, draw_seed, **settings):
@@ -38,10 +40,22 @@ def _each(done):
 
 def chaos(bench):
     """R1, R8 to R13 and C9 at once."""
+    _chaos(bench, "chaos", local_steps=1)
+
+
+def chaos_diloco(bench):
+    """The same with five local steps a round and a model that the coordinator hosts."""
+    more = f"schedule {{ local_steps: {LOCAL_STEPS} }}"
+    _chaos(bench, "chaos_diloco", local_steps=LOCAL_STEPS, preset="diloco", more=more)
+
+
+def _chaos(bench, name, local_steps, **spec):
     rounds, kills = (40, 2) if bench.short else (200, 20)
     every = 4 if bench.short else 10
-    settings = {"rounds": rounds, "deterministic": True, "checkpoint_every": every}
-    bench.say(f"seed {bench.seed}: --case chaos --seed {bench.seed} kills the same processes")
+    # The spec and the kills count steps.
+    settings = {"rounds": rounds * local_steps, "deterministic": True, "checkpoint_every": every}
+    settings.update(spec)
+    bench.say(f"seed {bench.seed}: --case {name} --seed {bench.seed} kills the same processes")
     _, summaries, seconds = _train(bench, 0, bench.seed, **settings)
     expected = state_of(summaries)
     bench.say(f"undisturbed: {seconds:.1f} s, state {expected}")
@@ -54,7 +68,7 @@ def chaos(bench):
     )
     fresh = sum(summary["fresh_residuals"] for summary in summaries.values())
     bench.result(
-        "chaos", equal, 0 if equal else 1, 0, "states_that_differ", enough,
+        name, equal, 0 if equal else 1, 0, "states_that_differ", enough,
         kills=sum(done.values()), **_each(done), rounds=rounds, seed=bench.seed,
         fresh_residuals=fresh, seconds=seconds, params_equal=equal,
     )  # fmt: skip
@@ -113,4 +127,4 @@ def chaos_loose(bench):
     )  # fmt: skip
 
 
-CASES = {"chaos": chaos, "chaos_loose": chaos_loose}
+CASES = {"chaos": chaos, "chaos_diloco": chaos_diloco, "chaos_loose": chaos_loose}
