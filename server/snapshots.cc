@@ -380,10 +380,11 @@ void Coordinator::HashIfWhole() {
 void Coordinator::KeepSnapshotLocked(const v1::StoredSnapshot& snapshot) {
   snapshots_.push_back(snapshot);
   if (snapshots_.size() > kSnapshotsKept) snapshots_.erase(snapshots_.begin());
-  LogInfo("snapshot kept", {{"round", absl::StrCat(snapshot.facts().round())},
-                            {"from", snapshot.node()},
-                            {"bytes", absl::StrCat(snapshot.payload_bytes())},
-                            {"state", HexPrefix(snapshot.facts().state_sha256())}});
+  LogInfo("snapshot kept",
+          {{"round", absl::StrCat(snapshot.facts().round())},
+           {"from", snapshot.node().empty() ? "this coordinator" : snapshot.node()},
+           {"bytes", absl::StrCat(snapshot.payload_bytes())},
+           {"state", HexPrefix(snapshot.facts().state_sha256())}});
 }
 
 void Coordinator::SnapshotLoop() {

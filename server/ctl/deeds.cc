@@ -81,8 +81,10 @@ std::string ResumedText(const std::string& run) {
 }
 
 std::string CheckpointText(const v1::CheckpointRunResponse& asked) {
-  return absl::StrCat("A snapshot of round ", Grouped(asked.round()),
-                      " will be kept; a node uploads it while the rounds go on.\n");
+  return absl::StrCat(
+      "A snapshot of round ", Grouped(asked.round()),
+      " will be kept. A node uploads it while the rounds go on; of a model that the "
+      "coordinator hosts, it keeps its own.\n");
 }
 
 }  // namespace isthmus
