@@ -44,9 +44,9 @@ ADAMW = "full"
 PRESETS = {
     ADAMW: (1, 1, 0.003, True),
     "demo": (1, 1, 0.003, True),
-    "diloco": (30, 500, 0.006, True),
-    "slowmo": (30, 48, 0.006, True),
-    "local_sgd": (30, 8, 0.006, True),
+    "diloco": (30, 500, 0.001, True),
+    "slowmo": (30, 48, 0.0015, True),
+    "local_sgd": (30, 8, 0.003, True),
     "sparse_loco": (30, 30, 0.006, True),
     "demo_local": (30, 30, 0.006, True),
     "dist_sign_momentum_short": (12, 12, 0.006, True),
