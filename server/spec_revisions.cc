@@ -12,46 +12,6 @@
 namespace isthmus {
 namespace {
 
-uint64_t CeilDivide(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
-
-// A stretch of rounds of `length` steps each, the last of which ends at `end` whatever is left.
-struct Stretch {
-  uint64_t length = 1;
-  uint64_t end = 0;
-};
-
-// Up to the switch, and after it.
-std::vector<Stretch> StretchesOf(const v1::RunSpec& spec) {
-  if (!IsOuter(spec)) return {{1, spec.steps()}};
-  const v1::ScheduleSpec& schedule = spec.schedule();
-  const Stretch first = {std::max<uint64_t>(1, schedule.local_steps()), spec.steps()};
-  if (schedule.switch_step() == 0) return {first};
-  return {{first.length, std::min(schedule.switch_step(), spec.steps())},
-          {std::max<uint64_t>(1, schedule.local_steps_after()), spec.steps()}};
-}
-
-// The step that so many rounds after `step` end at; no further than the run.
-uint64_t Advance(const v1::RunSpec& spec, uint64_t step, uint64_t rounds) {
-  for (const Stretch& stretch : StretchesOf(spec)) {
-    if (step >= stretch.end) continue;
-    const uint64_t all = CeilDivide(stretch.end - step, stretch.length);
-    if (rounds < all) return step + rounds * stretch.length;
-    rounds -= all;
-    step = stretch.end;
-  }
-  return step;
-}
-
-uint64_t RoundsLeft(const v1::RunSpec& spec, uint64_t step) {
-  uint64_t rounds = 0;
-  for (const Stretch& stretch : StretchesOf(spec)) {
-    if (step >= stretch.end) continue;
-    rounds += CeilDivide(stretch.end - step, stretch.length);
-    step = stretch.end;
-  }
-  return rounds;
-}
-
 absl::Status Refused(absl::string_view reason, const std::string& text) {
   return WithReason(absl::FailedPreconditionError(text), reason);
 }
@@ -103,7 +63,7 @@ uint64_t SpecRevisions::StepAfter(uint64_t round) const {
 uint64_t SpecRevisions::StepAfterLocked(uint64_t round) const {
   if (round == 0) return 0;
   const Revision& revision = At(round);
-  return Advance(*revision.spec, revision.step_before, round + 1 - revision.from_round);
+  return StepAfterRounds(*revision.spec, revision.step_before, round + 1 - revision.from_round);
 }
 
 float SpecRevisions::LearningRateOf(uint64_t round) const {

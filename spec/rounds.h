@@ -17,6 +17,12 @@ bool IsOuter(const v1::RunSpec& spec);
 // schedule.switch_step where that lies between. step_before < spec.steps().
 uint64_t NextStep(const v1::RunSpec& spec, uint64_t step_before);
 
+// The step that so many rounds after `step_before` end at; no further than the run.
+uint64_t StepAfterRounds(const v1::RunSpec& spec, uint64_t step_before, uint64_t rounds);
+
+// Rounds that follow after that step.
+uint64_t RoundsLeft(const v1::RunSpec& spec, uint64_t step_before);
+
 // Rounds of the run, each but the last of full length.
 uint64_t Rounds(const v1::RunSpec& spec);
 
