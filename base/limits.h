@@ -80,6 +80,9 @@ inline constexpr uint64_t kTokensMax = uint64_t{1} << 40;
 // Contributions a rank may have under way (encoded, not settled). One without overlap; a trainer
 // that never settles must not fill memory.
 inline constexpr size_t kPendingRoundsMax = 16;
+// Rounds that may be under way beside the oldest: what a round trip of seconds and steps of a
+// second want; each costs a copy of what was sent, and the update comes later by one more step.
+inline constexpr uint32_t kOverlapMax = 2;
 // Largest magnitude in a momentum residual. A transform multiplies by at most kChunkSideMax, so
 // that every sent and decoded value stays far inside float32.
 inline constexpr float kMomentumMax = 1e30f;

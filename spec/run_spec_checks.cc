@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <unordered_set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -221,6 +222,29 @@ absl::Status CheckSnapshot(const v1::RunSpec& spec) {
                 "with allow_drift the nodes hold no common state; leave it out");
 }
 
+// Fields of which the proto speaks and nothing reads yet.
+absl::Status CheckBuilt(const v1::RunSpec& spec) {
+  const v1::CodecSpec& codec = spec.codec();
+  const std::pair<absl::string_view, bool> open[] = {
+      {"codec.kind", codec.kind() >= v1::CODEC_KIND_RANDOM},
+      {"codec.numbers", codec.kind() == v1::CODEC_KIND_DEMO && codec.has_numbers()},
+      {"codec.rate", codec.has_rate()},
+      {"codec.rules", codec.rules() != v1::METHOD_RULES_UNSPECIFIED},
+      {"codec.update_form", codec.update_form() != v1::UPDATE_FORM_UNSPECIFIED},
+      {"codec.lr_in_momentum", codec.has_lr_in_momentum()},
+      {"schedule.every", spec.schedule().every() != 0},
+      {"schedule.skip", spec.schedule().skip() != 0},
+      {"optimizer.momentum", spec.optimizer().momentum() != 0},
+      {"overlap", spec.overlap() != 0},
+      {"look", spec.has_look()},
+  };
+  for (const auto& [field, is_given] : open) {
+    if (!is_given) continue;
+    return absl::InvalidArgumentError(absl::StrCat(field, " is not built yet; leave it out"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
@@ -271,6 +295,7 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec) {
   if (spec.has_model()) ISTHMUS_RETURN_IF_ERROR(CheckModel(spec.model(), spec.data().format()));
   ISTHMUS_RETURN_IF_ERROR(CheckData(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckOptimizer(spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckBuilt(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
   ISTHMUS_RETURN_IF_ERROR(CheckStages(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
