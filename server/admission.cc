@@ -13,6 +13,7 @@
 #include "server/field_size.h"
 #include "server/version.h"
 #include "spec/manifest.h"
+#include "spec/rows.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -339,8 +340,9 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest&
   // value at least (where any travel), in numbers a byte: what is too large by that is refused
   // before its sizes are added up.
   const uint64_t bytes_max = kOpenContributionBytesMax / nodes_.size();
-  const bool sends = codec.kind() != v1::CODEC_KIND_NONE;
-  const uint64_t chunk_min = codec.kind() == v1::CODEC_KIND_NUMBERS ? 1 : sizeof(float);
+  const bool sends = codec.kind() != v1::CODEC_KIND_NONE && !RowsOfTensors(codec);
+  const bool in_numbers = codec.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec);
+  const uint64_t chunk_min = in_numbers ? 1 : sizeof(float);
   const uint64_t bytes_min = sends ? grid->chunks() * chunk_min : 0;
   absl::optional<ContributionSizes> sizes;
   if (bytes_min <= bytes_max) sizes.emplace(grid);

@@ -7,6 +7,7 @@
 #include "base/limits.h"
 #include "base/parallel.h"
 #include "kernels/demo.h"
+#include "spec/rows.h"
 
 namespace isthmus {
 namespace {
@@ -18,14 +19,15 @@ constexpr size_t kBatchBlocks = 256;
 // The chunks [begin, end) of one contribution, decoded, appended to `out`.
 void Decode(const Grid& grid, const ContributionSizes& sizes, const std::vector<HeldPiece>& pieces,
             uint64_t begin, uint64_t end, std::vector<Components>* out) {
-  ForEachPart(sizes, pieces, begin, end,
-              [&](uint64_t part_begin, uint64_t part_end, absl::string_view bytes) {
-                const PieceView part = {v1::PAYLOAD_CODEC_TOPK_F32, part_begin, part_end, bytes};
-                for (ChunkReader reader(&grid, part); !reader.done();) {
-                  out->emplace_back();
-                  ISTHMUS_CHECK(reader.Next(&out->back()).ok());  // it was checked when it came
-                }
-              });
+  ForEachPart(
+      sizes, pieces, begin, end,
+      [&](uint64_t part_begin, uint64_t part_end, absl::string_view bytes) {
+        const PieceView part = {ContributionLayout(grid.codec()), part_begin, part_end, bytes};
+        for (ChunkReader reader(&grid, part); !reader.done();) {
+          out->emplace_back();
+          ISTHMUS_CHECK(reader.Next(&out->back()).ok());  // it was checked when it came
+        }
+      });
 }
 
 // Merged components of each chunk of one block.
@@ -55,13 +57,35 @@ double SumOfSquares(const std::vector<Components>& chunks) {
   return sum;
 }
 
+// Of the values that all nodes send of a chunk, their mean: (sum in node order, from the first on)
+// / number of nodes, in float32. Of one block, in the order of its chunks.
+std::vector<Components> MeanOfBlock(const Grid& grid, const ContributionSizes& sizes,
+                                    const std::vector<std::vector<HeldPiece>>& contributions,
+                                    const Block& block) {
+  std::vector<Components> mean, own;
+  for (const std::vector<HeldPiece>& pieces : contributions) {
+    own.clear();
+    Decode(grid, sizes, pieces, block.first_chunk, block.first_chunk + block.chunks,
+           mean.empty() ? &mean : &own);
+    for (size_t c = 0; c < own.size(); ++c) {
+      for (size_t i = 0; i < own[c].value.size(); ++i) mean[c].value[i] += own[c].value[i];
+    }
+  }
+  const auto nodes = static_cast<float>(contributions.size());
+  for (Components& chunk : mean) {
+    for (float& value : chunk.value) value /= nodes;
+  }
+  return mean;
+}
+
 }  // namespace
 
 FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
                                const std::vector<std::vector<HeldPiece>>& contributions,
                                int threads) {
   ISTHMUS_CHECK(!contributions.empty());
-  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+  const bool sends_rows = SendsRows(grid.codec());
+  PieceWriter writer(&grid, UpdateLayout(grid.codec()), kPieceBytesMax);
   const std::vector<Block>& blocks = grid.blocks();
   std::vector<std::vector<Components>> merged;
   double squares = 0;
@@ -69,12 +93,19 @@ FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
     const size_t count = std::min(kBatchBlocks, blocks.size() - first);
     merged.assign(count, {});
     ParallelFor(count, threads, [&](size_t i) {
-      merged[i] = MergeBlock(grid, sizes, contributions, blocks[first + i]);
+      merged[i] = sends_rows ? MeanOfBlock(grid, sizes, contributions, blocks[first + i])
+                             : MergeBlock(grid, sizes, contributions, blocks[first + i]);
     });
     for (size_t i = 0; i < count; ++i) {
       uint64_t chunk = blocks[first + i].first_chunk;
       squares += SumOfSquares(merged[i]);
-      for (const Components& components : merged[i]) writer.Append(chunk++, components);
+      for (const Components& components : merged[i]) {
+        if (sends_rows) {
+          writer.AppendValues(chunk++, components.value);
+        } else {
+          writer.Append(chunk++, components);
+        }
+      }
     }
   }
   return {writer.Finish(), static_cast<float>(std::sqrt(squares))};

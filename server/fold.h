@@ -1,5 +1,6 @@
 // Merges the contributions to a round into its update: per chunk and position the mean over those
-// nodes that sent it, in the order given (ascending node name), in float32.
+// nodes that sent it, in the order given (ascending node name), in float32. Where rows travel
+// (spec/rows.h) all nodes send all positions.
 #pragma once
 
 #include <string>
@@ -18,8 +19,8 @@ struct FoldedUpdate {
 };
 
 // `contributions`: one for each included node in ascending name, at least one; each covers the
-// model with checked pieces, ascending. Returns the update's pieces (PAYLOAD_CODEC_MERGED_F32, at
-// most kPieceBytesMax), ascending. The bytes depend on nothing but the contributions' chunks: not
+// model with checked pieces, ascending. Returns the update's pieces (UpdateLayout, at most
+// kPieceBytesMax), ascending. The bytes depend on nothing but the contributions' chunks: not
 // on how those were cut into pieces, not on who came first, not on `threads`.
 FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
                                const std::vector<std::vector<HeldPiece>>& contributions,

@@ -91,6 +91,9 @@ absl::Status Runs::StartRun(const v1::RunSpec& spec, std::shared_ptr<Store> stor
   options.scratch_dir = dir;
   ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> started,
                            Coordinator::Start(std::move(options)));
+  for (const std::string& warning : SpecWarnings(spec)) {
+    LogWarning(warning, {{"run", spec.run()}});
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_) {
     return WithReason(absl::UnavailableError("the coordinator is shutting down"),

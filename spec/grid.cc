@@ -8,6 +8,7 @@
 #include "base/limits.h"
 #include "base/status_macros.h"
 #include "spec/manifest.h"
+#include "spec/rows.h"
 #include "spec/run_spec.h"
 #include "spec/stages.h"
 
@@ -34,9 +35,16 @@ uint32_t FlatElements(const v1::CodecSpec& codec) {
   return codec.kind() == v1::CODEC_KIND_TOPK ? codec.topk_chunk() : 0;
 }
 
+// Rows of a tensor whose rows travel by the published rules: one column of them fits into a piece.
+constexpr uint64_t kPublishedRowsMax = uint64_t{1} << 17;
+
 // Components sent of a chunk; all of them where that takes no more bytes. The published selection,
 // kept for parity, has exactly k.
-uint32_t ComponentsOf(const v1::CodecSpec& codec, bool is_vector, uint32_t elements) {
+uint32_t ComponentsOf(const v1::CodecSpec& codec, bool is_vector, const ChunkShape& shape) {
+  const uint32_t elements = shape.elements();
+  if (SendsRows(codec)) {
+    return is_vector ? RowsSent(codec, elements) : RowsSent(codec, shape.rows) * shape.cols;
+  }
   if (codec.kind() == v1::CODEC_KIND_DENSE) return elements;
   if (codec.kind() == v1::CODEC_KIND_NONE) return 0;
   if (codec.kind() == v1::CODEC_KIND_NUMBERS) return elements;
@@ -71,6 +79,10 @@ absl::StatusOr<Grid> Grid::Make(const v1::Manifest& manifest, const v1::CodecSpe
     cut.is_vector = tensor.shape_size() <= 1;
     if (!cut.is_vector) cut.rows = tensor.shape(0);
     for (int i = cut.is_vector ? 0 : 1; i < tensor.shape_size(); ++i) cut.cols *= tensor.shape(i);
+    if (RowsOfTensors(codec)) {
+      ISTHMUS_RETURN_IF_ERROR(grid.AddStrips(tensor.name(), cut));
+      continue;
+    }
     cut.flat = FlatElements(codec);
     cut.side_rows = static_cast<uint32_t>(
         cut.flat > 0 ? std::min<uint64_t>(cut.rows, kFlatBlockRows) : Side(cut.rows, codec));
@@ -80,15 +92,32 @@ absl::StatusOr<Grid> Grid::Make(const v1::Manifest& manifest, const v1::CodecSpe
   return grid;
 }
 
+absl::Status Grid::AddStrips(const std::string& name, TensorGrid cut) {
+  if (cut.is_vector) std::swap(cut.rows, cut.cols);
+  cut.is_vector = false;
+  if (cut.rows > kPublishedRowsMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tensor '", name, "' has ", cut.rows,
+                     " rows; by METHOD_RULES_PUBLISHED at "
+                     "most ",
+                     kPublishedRowsMax, " can be chosen from, use METHOD_RULES_ISTHMUS"));
+  }
+  cut.side_rows = static_cast<uint32_t>(cut.rows);
+  cut.side_cols = static_cast<uint32_t>(
+      std::min(cut.cols, std::max<uint64_t>(1, kFlatChunkElements / cut.rows)));
+  return AddTensor(name, cut);
+}
+
 absl::Status Grid::TakeCodec(const v1::CodecSpec& codec) {
   ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(codec));
   const bool cuts_alike =
       codec.kind() == codec_.kind() && codec.chunk_rule() == codec_.chunk_rule() &&
-      codec.chunk_side() == codec_.chunk_side() && codec.topk_chunk() == codec_.topk_chunk();
+      codec.chunk_side() == codec_.chunk_side() && codec.topk_chunk() == codec_.topk_chunk() &&
+      codec.rules() == codec_.rules();
   if (!cuts_alike) {
     return absl::InvalidArgumentError(
-        "codec.kind, chunk_rule, chunk_side and topk_chunk cut the model into chunks; they stay as "
-        "they are");
+        "codec.kind, chunk_rule, chunk_side, topk_chunk and rules cut the model into chunks; they "
+        "stay as they are");
   }
   codec_ = codec;
   return absl::OkStatus();
@@ -155,14 +184,14 @@ ChunkPlace Grid::Place(uint64_t chunk) const {
   place.stride = width;
   place.shape.rows = static_cast<uint32_t>(block.elements / width);
   place.shape.cols = static_cast<uint32_t>(std::min<uint64_t>(cut.side_cols, width - across));
-  place.k = ComponentsOf(codec_, cut.is_vector, place.shape.elements());
+  place.k = ComponentsOf(codec_, cut.is_vector, place.shape);
   return place;
 }
 
 size_t Grid::ContributionBytes(uint64_t chunk) const {
   const ChunkPlace place = Place(chunk);
-  if (codec_.kind() == v1::CODEC_KIND_NUMBERS) {
-    return NumberBytes(NumberSettingsOf(codec_.numbers()), place.shape.elements());
+  if (codec_.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec_)) {
+    return NumberBytes(NumberSettingsOf(codec_.numbers()), place.k);
   }
   return ContributionChunkBytes(place.shape, place.k);
 }

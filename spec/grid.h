@@ -8,6 +8,8 @@
 //
 // Codecs that transform nothing (NUMBERS, TOPK) have flat chunks: a block of a matrix is 64 rows, a
 // chunk up to 4,096 (TOPK: topk_chunk) consecutive elements of a block, 1 x n.
+// Codecs that send rows (RANDOM, STRIDING, SLICING) have tiles; by the published rules, which
+// choose among all rows of a tensor, a tensor is one block, and its chunks are strips of columns.
 // Rule `tiles`: sides of T with true edges. Rule `divisor`: the largest divisor of each dimension
 // not above T. See algorithms in docs/method.md.
 #pragma once
@@ -64,6 +66,10 @@ class Grid {
   uint64_t tensor_elements(uint32_t tensor) const { return tensor_elements_[tensor]; }
   // Of its first element, counting through the tensors.
   uint64_t tensor_offset(uint32_t tensor) const { return tensor_offset_[tensor]; }
+  // Elements of a row: of the first dimension, so 1 in a vector.
+  uint64_t tensor_row_elements(uint32_t tensor) const {
+    return tensor_grids_[tensor].is_vector ? 1 : tensor_grids_[tensor].cols;
+  }
   // Blocks of one tensor: [first, end).
   uint32_t tensor_first_block(uint32_t tensor) const { return tensor_first_block_[tensor]; }
   uint32_t tensor_end_block(uint32_t tensor) const { return tensor_first_block_[tensor + 1]; }
@@ -85,6 +91,8 @@ class Grid {
   };
   Grid() = default;
   absl::Status AddTensor(const std::string& name, const TensorGrid& cut);
+  // The cut of a tensor with RowsOfTensors (spec/rows.h).
+  absl::Status AddStrips(const std::string& name, TensorGrid cut);
 
   std::vector<Block> blocks_;
   std::vector<TensorGrid> tensor_grids_;

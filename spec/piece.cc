@@ -9,6 +9,7 @@
 #include "base/limits.h"
 #include "base/status_macros.h"
 #include "kernels/trits.h"
+#include "spec/rows.h"
 #include "spec/stages.h"
 
 namespace isthmus {
@@ -42,17 +43,26 @@ bool IsEntropyCoded(v1::PayloadCodec layout, const NumberSettings& numbers) {
 }
 
 bool HasNumbers(v1::PayloadCodec layout) {
-  return layout == v1::PAYLOAD_CODEC_NUMBERS || layout == v1::PAYLOAD_CODEC_REPLY;
+  return layout == v1::PAYLOAD_CODEC_NUMBERS || layout == v1::PAYLOAD_CODEC_REPLY ||
+         layout == v1::PAYLOAD_CODEC_ROWS || layout == v1::PAYLOAD_CODEC_MERGED_DENSE;
+}
+
+// Values of a chunk in a layout with a number format.
+uint32_t ValuesOf(v1::PayloadCodec layout, const ChunkPlace& place) {
+  const bool of_rows = layout == v1::PAYLOAD_CODEC_ROWS || layout == v1::PAYLOAD_CODEC_MERGED_DENSE;
+  return of_rows ? place.k : place.shape.elements();
 }
 
 }  // namespace
 
 v1::PayloadCodec ContributionLayout(const v1::CodecSpec& codec) {
+  if (SendsRows(codec)) return v1::PAYLOAD_CODEC_ROWS;
   return codec.kind() == v1::CODEC_KIND_NUMBERS ? v1::PAYLOAD_CODEC_NUMBERS
                                                 : v1::PAYLOAD_CODEC_TOPK_F32;
 }
 
 v1::PayloadCodec UpdateLayout(const v1::CodecSpec& codec) {
+  if (SendsRows(codec)) return v1::PAYLOAD_CODEC_MERGED_DENSE;
   const bool every_step = codec.kind() == v1::CODEC_KIND_DEMO ||
                           codec.kind() == v1::CODEC_KIND_DENSE ||
                           codec.kind() == v1::CODEC_KIND_NONE;
@@ -60,6 +70,7 @@ v1::PayloadCodec UpdateLayout(const v1::CodecSpec& codec) {
 }
 
 NumberSettings LayoutNumbers(const Grid& grid, v1::PayloadCodec layout) {
+  if (layout == v1::PAYLOAD_CODEC_MERGED_DENSE) return NumberSettings();
   return NumberSettingsOf(layout == v1::PAYLOAD_CODEC_REPLY ? grid.codec().reply()
                                                             : grid.codec().numbers());
 }
@@ -69,7 +80,7 @@ size_t FixedChunkBytes(const Grid& grid, v1::PayloadCodec layout, uint64_t chunk
   ISTHMUS_CHECK(layout != v1::PAYLOAD_CODEC_MERGED_F32 && !IsEntropyCoded(layout, numbers));
   const ChunkPlace place = grid.Place(chunk);
   if (!HasNumbers(layout)) return ContributionChunkBytes(place.shape, place.k);
-  return NumberBytes(numbers, place.shape.elements());
+  return NumberBytes(numbers, ValuesOf(layout, place));
 }
 
 absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
@@ -125,7 +136,7 @@ absl::Status ChunkReader::Read(Components* components) {
   }
   if (!HasNumbers(codec_)) return ReadMergedChunk(place.shape, &rest_, components);
   components->index.clear();
-  components->value.resize(place.shape.elements());
+  components->value.resize(ValuesOf(codec_, place));
   if (IsEntropyCoded(codec_, numbers_)) {
     return ReadTrits(&rest_, absl::MakeSpan(components->value));
   }
@@ -190,7 +201,7 @@ void PieceWriter::Append(uint64_t chunk, const Components& components) {
 void PieceWriter::AppendValues(uint64_t chunk, absl::Span<const float> values,
                                absl::Span<const float> draws) {
   ISTHMUS_CHECK(HasNumbers(codec_));
-  ISTHMUS_CHECK(values.size() == grid_->Place(chunk).shape.elements());
+  ISTHMUS_CHECK(values.size() == ValuesOf(codec_, grid_->Place(chunk)));
   if (IsEntropyCoded(codec_, numbers_)) {
     std::vector<char> coded;
     AppendTrits(values, &coded);

@@ -2,7 +2,8 @@
 //
 //   bytes 0-3    magic "ISP1"
 //   byte  4      layout: PayloadCodec (1 contribution, 2 merged, 3 contribution in a number format,
-//                4 update in a number format)
+//                4 update in a number format, 9 update of all k values of a chunk in float32,
+//                10 contribution of k values of a chunk in codec.numbers)
 //   bytes 5-7    0
 //   bytes 8-11   first chunk, 32 bits little endian
 //   bytes 12-15  number of chunks, at least 1

@@ -1,6 +1,9 @@
 // Which steps of the nodes a round holds. With local steps a round ends after H of them, so that
 // step and round are different numbers; every-step methods have a round for each step.
 //
+// With schedule.every or skip a round is an exchange, and the steps before it are each node's own;
+// the last step of a run always exchanges, so that no step comes after the last round.
+//
 //   round r of every_h:  steps StepAfterRound(r - 1) + 1 .. StepAfterRound(r)
 #pragma once
 
@@ -10,8 +13,18 @@
 
 namespace isthmus {
 
+// Largest schedule.every and skip: rounds that far apart are no exchange any more.
+inline constexpr uint32_t kExchangeEveryMax = 100000;
+
 // Whether the run has an outer optimizer (stages.proto).
 bool IsOuter(const v1::RunSpec& spec);
+
+// Whether nodes of an every-step method step alone between exchanges (schedule.every, skip).
+bool HasStepsAlone(const v1::RunSpec& spec);
+
+// Whether nodes exchange at a step of the schedule: `every` divides it, and `skip` does not. The
+// last step of a run exchanges whatever this says.
+bool ExchangesAt(const v1::ScheduleSpec& schedule, uint64_t step);
 
 // The step at which the round ends that begins after `step_before`: at most spec.steps(), and
 // schedule.switch_step where that lies between. step_before < spec.steps().

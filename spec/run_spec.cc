@@ -17,6 +17,7 @@
 #include "google/protobuf/text_format.h"
 #include "spec/presets.h"
 #include "spec/rounds.h"
+#include "spec/rows.h"
 #include "spec/stages.h"
 
 namespace isthmus {
@@ -68,8 +69,11 @@ void FillCodec(v1::CodecSpec* codec) {
   if (!codec->has_vector_density()) codec->set_vector_density(8.0 / 64);
   if (!codec->has_beta()) codec->set_beta(0.999f);
   if (!codec->has_alpha()) codec->set_alpha(1.0f);
-  if (!codec->has_sign()) codec->set_sign(codec->kind() == v1::CODEC_KIND_DEMO);
-  if (codec->kind() == v1::CODEC_KIND_NUMBERS) FillNumbers(codec->mutable_numbers());
+  if (!codec->has_sign()) codec->set_sign(HasMomentum(*codec));
+  if (SendsRows(*codec) && !codec->has_rate()) codec->set_rate(kRowRateDefault);
+  if (codec->kind() == v1::CODEC_KIND_NUMBERS || SendsRows(*codec)) {
+    FillNumbers(codec->mutable_numbers());
+  }
   if (codec->kind() == v1::CODEC_KIND_TOPK) {
     if (codec->topk_chunk() == 0) codec->set_topk_chunk(kFlatChunkElements);
     if (codec->topk_k() == 0) codec->set_topk_k(std::min<uint32_t>(64, codec->topk_chunk()));
@@ -91,6 +95,17 @@ void FillOptimizer(v1::OptimizerSpec* optimizer) {
   if (!optimizer->has_eps()) optimizer->set_eps(1e-8f);
 }
 
+// The published package has a shortcut for a node alone: all of the momentum is the update.
+void FillAlone(v1::RunSpec* spec) {
+  v1::CodecSpec* codec = spec->mutable_codec();
+  if (codec->rules() != v1::METHOD_RULES_PUBLISHED || spec->nodes_size() != 1) return;
+  if (SendsRows(*codec)) codec->set_rate(1);
+  if (codec->kind() != v1::CODEC_KIND_DEMO) return;
+  codec->set_top_k(0);
+  codec->set_matrix_density(1);
+  codec->set_vector_density(1);
+}
+
 void FillDefaults(v1::RunSpec* spec) {
   FillPreset(spec);
   if (IsOuter(*spec)) FillStages(spec);
@@ -106,6 +121,7 @@ void FillDefaults(v1::RunSpec* spec) {
   }
   FillOptimizer(spec->mutable_optimizer());
   FillCodec(spec->mutable_codec());
+  FillAlone(spec);
   FillTiming(spec);
   v1::SnapshotSpec* snapshot = spec->mutable_snapshot();
   if (snapshot->every_rounds() == 0) snapshot->set_every_rounds(kSnapshotEveryDefault);
@@ -131,11 +147,14 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
         {"codec.vector_density", !has_tiles && codec.vector_density() != plain.vector_density()},
         {"codec.top_k", !has_tiles && codec.top_k() != plain.top_k()},
         {"codec.sign", IsOuter(complete) && codec.sign()},
-        {"codec.numbers", codec.has_numbers() && codec.kind() != v1::CODEC_KIND_NUMBERS},
+        {"codec.numbers",
+         codec.has_numbers() && codec.kind() != v1::CODEC_KIND_NUMBERS && !SendsRows(codec)},
         {"codec.topk_chunk", codec.topk_chunk() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
         {"codec.topk_k", codec.topk_k() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
-        {"codec.beta", codec.beta() != plain.beta()},
-        {"codec.alpha", codec.alpha() != plain.alpha()},
+        {"codec.beta", !HasMomentum(codec) && codec.beta() != plain.beta()},
+        {"codec.alpha", !HasMomentum(codec) && codec.alpha() != plain.alpha()},
+        {"codec.lr_in_momentum", !HasMomentum(codec) && codec.has_lr_in_momentum()},
+        {"codec.rules", !HasMomentum(codec) && codec.rules() != v1::METHOD_RULES_UNSPECIFIED},
     };
     for (const auto& [field, is_given] : idle) {
       if (is_given) return WithoutEffect(field, kind);
@@ -215,6 +234,16 @@ absl::Status CompleteRunSpec(v1::RunSpec* spec) {
 absl::Status CompleteCodecSpec(v1::CodecSpec* codec) {
   FillCodec(codec);
   return CheckCodecSpec(*codec);
+}
+
+std::vector<std::string> SpecWarnings(const v1::RunSpec& spec) {
+  std::vector<std::string> warnings;
+  if (HasMomentum(spec.codec()) && !spec.codec().sign() && LrInMomentum(spec.codec())) {
+    warnings.push_back(
+        "codec.sign is false, so the learning rate acts twice: it weighs the gradient in the "
+        "momentum, and the update in the step. With codec.lr_in_momentum: false it acts once.");
+  }
+  return warnings;
 }
 
 uint32_t EffectiveQuorum(const v1::RunSpec& spec) {

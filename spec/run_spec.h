@@ -29,6 +29,9 @@ absl::Status CheckCodecSpec(const v1::CodecSpec& codec);
 // The check of CompleteRunSpec, for a spec whose defaults are filled in.
 absl::Status CheckRunSpec(const v1::RunSpec& spec);
 
+// What an operator should know of a spec that holds: a sentence each. Complete specs.
+std::vector<std::string> SpecWarnings(const v1::RunSpec& spec);
+
 // The quorum with 0 resolved to the number of nodes.
 uint32_t EffectiveQuorum(const v1::RunSpec& spec);
 

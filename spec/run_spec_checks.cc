@@ -11,6 +11,8 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "spec/presets.h"
+#include "spec/rounds.h"
+#include "spec/rows.h"
 #include "spec/run_spec.h"
 #include "spec/stages.h"
 
@@ -150,6 +152,14 @@ absl::Status CheckBase(const v1::OptimizerSpec& o) {
                                       "give the decay of the first moment, 0 or more, below 1"));
   ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.beta2", o.beta2(), o.beta2() >= 0 && o.beta2() < 1,
                                       "give the decay of the second moment, 0 or more, below 1"));
+  if (o.momentum() != 0 && o.base() != v1::BASE_OPTIMIZER_SGD) {
+    return Refuse("optimizer.momentum", o.momentum(),
+                  absl::StrCat("it is that of BASE_OPTIMIZER_SGD; with ",
+                               v1::BaseOptimizer_Name(o.base()), " leave it out"));
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckNumber("optimizer.momentum", o.momentum(),
+                                      o.momentum() >= 0 && o.momentum() < 1,
+                                      "give the decay of the momentum, 0 or more, below 1"));
   return CheckNumber("optimizer.eps", o.eps(), o.eps() > 0, "give a finite number above 0");
 }
 
@@ -166,13 +176,27 @@ absl::Status CheckOptimizer(const v1::RunSpec& spec) {
                                       "give the last rate as a share of lr, 0 to 1"));
   ISTHMUS_RETURN_IF_ERROR(CheckDecay(o));
   ISTHMUS_RETURN_IF_ERROR(CheckBase(o));
+  if (o.momentum() != 0 && spec.has_outer()) {
+    return Refuse("optimizer.momentum", o.momentum(),
+                  "with an outer optimizer nodes take plain SGD steps; leave it out, or give "
+                  "outer.kind OUTER_KIND_MOMENTUM");
+  }
   return CheckNumber("optimizer.clip_norm", o.clip_norm(), o.clip_norm() >= 0,
                      "give a finite 2-norm, or 0 for no clipping");
 }
 
 absl::Status CheckDrift(const v1::RunSpec& spec) {
-  const bool drifts = spec.codec().kind() == v1::CODEC_KIND_NONE;
+  const bool none = spec.codec().kind() == v1::CODEC_KIND_NONE;
+  const bool drifts = none || HasStepsAlone(spec);
   if (drifts == spec.allow_drift()) return absl::OkStatus();
+  if (drifts && !none) {
+    return Refuse("allow_drift", "false",
+                  absl::StrCat("with schedule.every ", spec.schedule().every(), " and skip ",
+                               spec.schedule().skip(),
+                               " nodes step alone between exchanges, and their parameters drift "
+                               "apart for good; say allow_drift: true where that is meant, or use "
+                               "a preset with local steps, which keeps them equal"));
+  }
   if (drifts) {
     return Refuse("allow_drift", "false",
                   "with codec.kind CODEC_KIND_NONE the nodes' parameters drift apart for good; say "
@@ -222,19 +246,37 @@ absl::Status CheckSnapshot(const v1::RunSpec& spec) {
                 "with allow_drift the nodes hold no common state; leave it out");
 }
 
+// Of the kinds that send rows, and of the rules.
+absl::Status CheckRows(const v1::CodecSpec& codec) {
+  if (!v1::MethodRules_IsValid(codec.rules())) {
+    return Refuse("codec.rules", static_cast<int>(codec.rules()),
+                  "give METHOD_RULES_ISTHMUS or METHOD_RULES_PUBLISHED");
+  }
+  if (!SendsRows(codec)) {
+    if (!codec.has_rate()) return absl::OkStatus();
+    return Refuse("codec.rate", codec.rate(),
+                  absl::StrCat("codec.kind ", v1::CodecKind_Name(codec.kind()),
+                               " sends no rows; leave it out, or give CODEC_KIND_RANDOM, STRIDING "
+                               "or SLICING"));
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckNumber("codec.rate", codec.rate(),
+                                      codec.rate() > 0 && codec.rate() <= 1,
+                                      "give the share of rows that travel, above 0, at most 1"));
+  if (codec.numbers().format() != v1::NUMBER_FORMAT_SIGN1 &&
+      codec.numbers().format() != v1::NUMBER_FORMAT_TERNARY) {
+    return absl::OkStatus();
+  }
+  return Refuse("codec.numbers.format", v1::NumberFormat_Name(codec.numbers().format()),
+                "rows that travel as signs alone would leave their size in no residual; give "
+                "NUMBER_FORMAT_F32, BF16, F16, INT8 or INT4");
+}
+
 // Fields of which the proto speaks and nothing reads yet.
 absl::Status CheckBuilt(const v1::RunSpec& spec) {
   const v1::CodecSpec& codec = spec.codec();
   const std::pair<absl::string_view, bool> open[] = {
-      {"codec.kind", codec.kind() >= v1::CODEC_KIND_RANDOM},
       {"codec.numbers", codec.kind() == v1::CODEC_KIND_DEMO && codec.has_numbers()},
-      {"codec.rate", codec.has_rate()},
-      {"codec.rules", codec.rules() != v1::METHOD_RULES_UNSPECIFIED},
       {"codec.update_form", codec.update_form() != v1::UPDATE_FORM_UNSPECIFIED},
-      {"codec.lr_in_momentum", codec.has_lr_in_momentum()},
-      {"schedule.every", spec.schedule().every() != 0},
-      {"schedule.skip", spec.schedule().skip() != 0},
-      {"optimizer.momentum", spec.optimizer().momentum() != 0},
       {"overlap", spec.overlap() != 0},
       {"look", spec.has_look()},
   };
@@ -249,16 +291,19 @@ absl::Status CheckBuilt(const v1::RunSpec& spec) {
 
 absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
   if (!v1::CodecKind_IsValid(codec.kind()) || codec.kind() == v1::CODEC_KIND_UNSPECIFIED) {
-    return Refuse("codec.kind", static_cast<int>(codec.kind()),
-                  "give CODEC_KIND_DEMO, DENSE or NONE, or with an outer optimizer "
-                  "CODEC_KIND_NUMBERS, TOPK or DCT");
+    return Refuse(
+        "codec.kind", static_cast<int>(codec.kind()),
+        "give CODEC_KIND_DEMO, RANDOM, STRIDING, SLICING, DENSE or NONE, or with an outer "
+        "optimizer CODEC_KIND_NUMBERS, TOPK or DCT");
   }
   ISTHMUS_RETURN_IF_ERROR(CheckStageCodec(codec));
+  ISTHMUS_RETURN_IF_ERROR(CheckRows(codec));
   if (codec.chunk_rule() != v1::CHUNK_RULE_TILES && codec.chunk_rule() != v1::CHUNK_RULE_DIVISOR) {
     return Refuse("codec.chunk_rule", static_cast<int>(codec.chunk_rule()),
                   "give CHUNK_RULE_TILES or CHUNK_RULE_DIVISOR");
   }
-  ISTHMUS_RETURN_IF_ERROR(CheckRange("codec.chunk_side", codec.chunk_side(), 1, kChunkSideMax,
+  ISTHMUS_RETURN_IF_ERROR(CheckRange("codec.chunk_side", codec.chunk_side(), 1,
+                                     SendsRows(codec) ? kRowChunkSideMax : kChunkSideMax,
                                      "give the target side of a chunk"));
   const double matrix = codec.matrix_density();
   ISTHMUS_RETURN_IF_ERROR(CheckNumber("codec.matrix_density", matrix, matrix > 0 && matrix <= 1,

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "kernels/feedback.h"
 #include "spec/rounds.h"
+#include "spec/rows.h"
 #include "spec/run_spec.h"
 #include "spec/stages.h"
 
@@ -343,6 +344,38 @@ absl::Status CheckNumbers(absl::string_view message, const v1::NumbersSpec& numb
   return Within(message, CheckNumberSettings(NumberSettingsOf(numbers)));
 }
 
+// Of methods of every step.
+absl::Status CheckExchanges(const v1::RunSpec& spec) {
+  const v1::ScheduleSpec& schedule = spec.schedule();
+  if (schedule.local_steps() > 0 || schedule.switch_step() > 0 ||
+      schedule.local_steps_after() > 0) {
+    return absl::InvalidArgumentError(
+        "schedule.local_steps, switch_step and local_steps_after go with an outer optimizer; give "
+        "outer, or a preset that has one, or schedule.every");
+  }
+  if (schedule.every() > kExchangeEveryMax) {
+    return Refuse("schedule.every", schedule.every(),
+                  absl::StrCat("nodes exchange every so many steps, 1 to ", kExchangeEveryMax));
+  }
+  if (schedule.skip() == 1 || schedule.skip() > kExchangeEveryMax) {
+    return Refuse("schedule.skip", schedule.skip(),
+                  absl::StrCat("steps that it divides have no exchange; give 2 to ",
+                               kExchangeEveryMax, ", or 0 for none"));
+  }
+  if (!HasStepsAlone(spec)) return absl::OkStatus();
+  if (schedule.skip() > 0 && std::max(1u, schedule.every()) % schedule.skip() == 0) {
+    return Refuse("schedule.skip", schedule.skip(),
+                  absl::StrCat("it divides schedule.every, ", schedule.every(),
+                               ", so that no step would exchange; give another one"));
+  }
+  if (spec.codec().kind() == v1::CODEC_KIND_NONE) {
+    return Refuse(schedule.every() > 1 ? "schedule.every" : "schedule.skip",
+                  schedule.every() > 1 ? schedule.every() : schedule.skip(),
+                  "with codec.kind CODEC_KIND_NONE no step exchanges; leave it out");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void FillNumbers(v1::NumbersSpec* numbers) {
@@ -355,7 +388,7 @@ void FillNumbers(v1::NumbersSpec* numbers) {
 }
 
 absl::Status CheckStageCodec(const v1::CodecSpec& codec) {
-  if (codec.kind() == v1::CODEC_KIND_NUMBERS) {
+  if (codec.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec)) {
     ISTHMUS_RETURN_IF_ERROR(CheckNumbers("codec.numbers", codec.numbers()));
   }
   if (codec.kind() == v1::CODEC_KIND_TOPK) {
@@ -396,14 +429,15 @@ void FillStages(v1::RunSpec* spec) {
 
 absl::Status CheckStages(const v1::RunSpec& spec) {
   if (!IsOuter(spec)) {
+    ISTHMUS_RETURN_IF_ERROR(CheckExchanges(spec));
     const std::pair<absl::string_view, bool> idle[] = {
         {"source", spec.source() != v1::SOURCE_UNSPECIFIED},
-        {"schedule", spec.has_schedule()},
         {"aggregate", spec.has_aggregate()},
         {"placement", spec.placement() != v1::PLACEMENT_UNSPECIFIED},
         {"codec.feedback", spec.codec().has_feedback()},
         {"codec.reply", spec.codec().has_reply()},
-        {"codec.kind NUMBERS, TOPK or DCT", spec.codec().kind() > v1::CODEC_KIND_NONE},
+        {"codec.kind NUMBERS, TOPK or DCT",
+         spec.codec().kind() > v1::CODEC_KIND_NONE && !SendsRows(spec.codec())},
         {"optimizer.base BASE_OPTIMIZER_LION", spec.optimizer().base() == v1::BASE_OPTIMIZER_LION},
     };
     for (const auto& [field, is_given] : idle) {
@@ -415,6 +449,12 @@ absl::Status CheckStages(const v1::RunSpec& spec) {
   }
   if (spec.allow_drift()) {
     return Refuse("allow_drift", "true", "an outer optimizer keeps the nodes equal; leave it out");
+  }
+  if (spec.schedule().every() > 0 || spec.schedule().skip() > 0) {
+    return Refuse(spec.schedule().every() > 0 ? "schedule.every" : "schedule.skip",
+                  spec.schedule().every() > 0 ? spec.schedule().every() : spec.schedule().skip(),
+                  "it is that of methods of every step; with an outer optimizer give "
+                  "schedule.local_steps");
   }
   ISTHMUS_RETURN_IF_ERROR(CheckSchedule(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckSource(spec));

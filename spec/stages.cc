@@ -159,8 +159,13 @@ bool IsHosted(const v1::RunSpec& spec) {
   return IsOuter(spec) && spec.placement() == v1::PLACEMENT_HOSTED;
 }
 
+uint32_t BaseStateArrays(const v1::OptimizerSpec& optimizer) {
+  if (optimizer.base() == v1::BASE_OPTIMIZER_ADAMW) return 2;
+  return optimizer.base() == v1::BASE_OPTIMIZER_SGD && optimizer.momentum() > 0 ? 1 : 0;
+}
+
 uint32_t StateSections(const v1::RunSpec& spec) {
-  if (!IsOuter(spec)) return spec.optimizer().base() == v1::BASE_OPTIMIZER_ADAMW ? 3 : 1;
+  if (!IsOuter(spec)) return 1 + BaseStateArrays(spec.optimizer());
   if (IsHosted(spec)) return 1;
   return 1 + static_cast<uint32_t>(OuterStateArrays(KindOf(spec.outer().kind())));
 }

@@ -35,8 +35,11 @@ OuterSettings DirectionSettingsOf(const v1::OuterSpec& outer, float gamma);
 // The draws of random signs in a round. Elements count through the tensors of the manifest.
 DrawKey DrawKeyOf(const v1::RunSpec& spec, uint64_t round);
 
-// Sections of float32 values of the state that all nodes hold: x, and with every-step AdamW its
-// moments, with a replicated outer step that one's arrays.
+// Arrays that the base step of every-step methods keeps: the moments of AdamW, the momentum of SGD.
+uint32_t BaseStateArrays(const v1::OptimizerSpec& optimizer);
+
+// Sections of float32 values of the state that all nodes hold: x, with every-step methods those,
+// with a replicated outer step that one's arrays.
 uint32_t StateSections(const v1::RunSpec& spec);
 // Sections behind x that the coordinator alone holds: the error of lossy replies (kDifference),
 // then the outer step's arrays. 0 unless hosted.

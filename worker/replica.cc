@@ -71,6 +71,8 @@ absl::Status Replica::MakeMethods() {
   method.grid = &model_->grid();
   method.codec = options_.spec.codec();
   method.optimizer = options_.spec.optimizer();
+  method.seed = options_.spec.seed();
+  method.drifts = options_.spec.allow_drift();
   if (IsOuter(options_.spec)) method.outer = options_.spec;
   method.threads = options_.threads;
   ISTHMUS_ASSIGN_OR_RETURN(method_, MakeMethod(method, parts));

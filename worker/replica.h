@@ -89,6 +89,10 @@ class Replica {
   // Applies a committed update; none: a void one.
   absl::Status Apply(const UpdateRates& rates, const std::vector<std::string>& pieces);
 
+  // A step between two exchanges with `scale` times the gradient, which is finite
+  // (Method::StepAlone).
+  absl::Status StepAlone(const UpdateRates& rates, double scale);
+
   // --- With local steps: the model's parameters are the node's own then. Replicated state, loss of
   // held-out data, text and what is saved are of x, which the method keeps.
 

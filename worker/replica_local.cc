@@ -16,6 +16,13 @@ bool TakesLocalSteps(const v1::RunSpec& spec) {
   return IsOuter(spec) && spec.source() == v1::SOURCE_PARAM_DELTA;
 }
 
+absl::Status Replica::StepAlone(const UpdateRates& rates, double scale) {
+  if (scale != 1.0) model_->ScaleGradients(static_cast<float>(scale));
+  ISTHMUS_RETURN_IF_ERROR(method_->StepAlone(rates, model_->gradients(), model_->parameters()));
+  model_->ParametersChanged();
+  return absl::OkStatus();
+}
+
 absl::Status Replica::LocalStep(float lr, double scale) {
   if (scale != 1.0) model_->ScaleGradients(static_cast<float>(scale));
   ISTHMUS_RETURN_IF_ERROR(inner_->Step(lr, model_->gradients(), model_->parameters()));

@@ -218,7 +218,7 @@ absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
   return std::optional<RankClient::Next>({*opened, /*closed=*/false});
 }
 
-absl::StatusOr<Trainer::NodeGradient> Trainer::ComputeGradient(uint64_t step) {
+absl::StatusOr<Trainer::NodeGradient> Trainer::ComputeGradient(uint64_t step, bool merged) {
   ISTHMUS_ASSIGN_OR_RETURN(const TokenRows rows, data_->Step(step));
   ISTHMUS_ASSIGN_OR_RETURN(const double loss, replica_->ForwardBackward(rows));
   // Sums over the node: squares of the gradient, loss, squares of a residual that was dropped, and
@@ -242,7 +242,7 @@ absl::StatusOr<Trainer::NodeGradient> Trainer::ComputeGradient(uint64_t step) {
   }
   const double norm = std::sqrt(sums[0]);
   // The gradient of codec "dense" is clipped after the merge, by the merged norm.
-  const bool clip_here = spec_.codec().kind() != v1::CODEC_KIND_DENSE;
+  const bool clip_here = !merged || spec_.codec().kind() != v1::CODEC_KIND_DENSE;
   const double limit = clip_here ? spec_.optimizer().clip_norm() : 0;
   if (limit > 0 && norm > limit) gradient.scale = limit / norm;
   return gradient;
@@ -266,7 +266,9 @@ absl::Status Trainer::Contribute(const RankClient::Next& next) {
   TellSkipped(/*at_once=*/false);
   if (TakesLocalSteps(spec_)) return ContributeLocal(next);
   sent_ = {data_->tokens_per_step(), 1};
-  ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient, ComputeGradient(opened.step()));
+  if (HasStepsAlone(spec_)) ISTHMUS_RETURN_IF_ERROR(StepAlone(opened));
+  ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient,
+                           ComputeGradient(opened.step(), /*merged=*/true));
   report_.loss = gradient.loss;
   report_.tokens = sent_.tokens * static_cast<uint64_t>(options_.group->ranks());
   if (!gradient.non_finite.empty()) {

@@ -108,15 +108,19 @@ class Trainer {
     bool closed = false;     // some rank has the update of the round that is open, or lost it
     bool stopped = false;
   };
-  absl::StatusOr<NodeGradient> ComputeGradient(uint64_t step);
+  // `merged`: an exchange of the round; else a step of the node's own, which clips here always.
+  absl::StatusOr<NodeGradient> ComputeGradient(uint64_t step, bool merged);
   absl::Status Contribute(const RankClient::Next& next);
   // The spec that holds in a round, where an operator has given the run another one.
   absl::Status TakeRevised(uint64_t round);
   void Send(const RankClient::Next& next, absl::StatusOr<std::vector<std::string>> pieces);
   // trainer_local.cc
   absl::Status ContributeLocal(const RankClient::Next& next);
+  // The steps before an exchange at `step` (schedule.every, skip), each with its own gradient.
+  absl::Status StepAlone(const v1::RoundOpened& opened);
   absl::Status TakeLocalStep(uint64_t step, const NodeGradient& gradient);
   absl::Status SendLocal(const RankClient::Next& next, const std::string& non_finite);
+  void TellNonFinite(uint64_t step, const std::string& tensor);
   // Counts what became of local steps when the update of a round was applied.
   void CountLocal(const v1::UpdateRecord& record);
   static float FloatOfBits(uint32_t bits);

@@ -26,7 +26,7 @@ absl::Status Trainer::ContributeLocal(const RankClient::Next& next) {
   std::string non_finite;
   double losses = 0;
   for (uint64_t step = began + 1; step <= last; ++step) {
-    ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient, ComputeGradient(step));
+    ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient, ComputeGradient(step, /*merged=*/false));
     if (gradient.stopped) return absl::CancelledError("a rank of this node was stopped");
     losses += gradient.loss;
     report_.loss = losses / static_cast<double>(step - began);
@@ -44,6 +44,34 @@ absl::Status Trainer::ContributeLocal(const RankClient::Next& next) {
   return SendLocal(next, non_finite);
 }
 
+absl::Status Trainer::StepAlone(const v1::RoundOpened& opened) {
+  std::array<double, 1> latest = {static_cast<double>(step_)};
+  ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(latest)));
+  const auto began = static_cast<uint64_t>(latest[0]);
+  for (uint64_t step = began + 1; step < opened.step(); ++step) {
+    ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient, ComputeGradient(step, /*merged=*/false));
+    if (gradient.stopped) return absl::CancelledError("a rank of this node was stopped");
+    if (!gradient.non_finite.empty()) {
+      TellNonFinite(step, gradient.non_finite);
+      continue;
+    }
+    const UpdateRates rates = {LearningRate(spec_, step), spec_.optimizer().weight_decay(), 0, 0};
+    ISTHMUS_RETURN_IF_ERROR(replica_->StepAlone(rates, gradient.scale));
+  }
+  // Whatever becomes of the exchange, the steps were taken.
+  local_round_ = opened.round();
+  local_steps_ = opened.step() - began;
+  sent_.tokens *= local_steps_;
+  return absl::OkStatus();
+}
+
+void Trainer::TellNonFinite(uint64_t step, const std::string& tensor) {
+  ++summary_.non_finite_steps;
+  if (options_.group->rank() != 0) return;
+  LogWarning("a local step was not taken: its gradient is not finite",
+             {{"step", absl::StrCat(step)}, {"tensor", tensor}});
+}
+
 absl::Status Trainer::TakeLocalStep(uint64_t step, const NodeGradient& gradient) {
   if (gradient.non_finite.empty()) {
     ISTHMUS_RETURN_IF_ERROR(replica_->LocalStep(LearningRate(spec_, step), gradient.scale));
@@ -51,11 +79,7 @@ absl::Status Trainer::TakeLocalStep(uint64_t step, const NodeGradient& gradient)
     ++local_steps_;
     return absl::OkStatus();
   }
-  ++summary_.non_finite_steps;
-  if (options_.group->rank() == 0) {
-    LogWarning("a local step was not taken: its gradient is not finite",
-               {{"step", absl::StrCat(step)}, {"tensor", gradient.non_finite}});
-  }
+  TellNonFinite(step, gradient.non_finite);
   return absl::OkStatus();
 }
 

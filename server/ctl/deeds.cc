@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "server/ctl/words.h"
+#include "spec/run_spec.h"
 
 namespace isthmus {
 
@@ -31,8 +32,13 @@ std::string AdmittedText(const std::string& node) {
 }
 
 std::string CreatedText(const v1::CreateRunResponse& created) {
-  return absl::StrCat("Run ", created.spec().run(),
-                      " is there; its agents join with --run=", created.spec().run(), ".\n");
+  std::string text =
+      absl::StrCat("Run ", created.spec().run(),
+                   " is there; its agents join with --run=", created.spec().run(), ".\n");
+  for (const std::string& warning : SpecWarnings(created.spec())) {
+    absl::StrAppend(&text, "Warning: ", warning, "\n");
+  }
+  return text;
 }
 
 std::string ForkedText(const std::string& run, const v1::ForkRunResponse& forked) {

@@ -109,7 +109,7 @@ TEST(RunSpecTest, RefusalsNameFieldLimitAndValue) {
   ExpectRefused("nodes { name: 'fra-2' }", "nodes[2].name is 'fra-2'; an earlier node");
   ExpectRefused("nodes { name: 'x' data_parts: 1001 }", "nodes[2].data_parts is 1001;");
   ExpectRefused("quorum: 3", "quorum is 3; the run has 2 nodes");
-  ExpectRefused("preset: 'adam'", "preset is 'adam'; known presets are demo, flexdemo, full, none");
+  ExpectRefused("preset: 'adam'", "preset is 'adam'; known presets are demo, flexdemo, random");
   ExpectRefused("start_state_sha256: 'abc'", "start_state_sha256 is 3; give 32 bytes");
   std::string many;
   for (int i = 0; i < 255; ++i) many += "nodes { name: 'n" + std::to_string(i) + "' } ";
@@ -229,7 +229,7 @@ TEST(RunSpecTest, BaseOptimizerAndFormatRefusals) {
   ExpectRefused("optimizer { beta1: 1 }", "optimizer.beta1 is 1;");
   ExpectRefused("optimizer { beta2: -0.5 }", "optimizer.beta2 is -0.5;");
   ExpectRefused("optimizer { eps: 0 }", "optimizer.eps is 0;");
-  ExpectRefused("codec { kind: 8 }", "codec.kind is 8; give CODEC_KIND_DEMO,");
+  ExpectRefused("codec { kind: 99 }", "codec.kind is 99; give CODEC_KIND_DEMO,");
   ExpectRefused("data { format: 4 }", "data.format is 4; give TOKEN_FORMAT_BYTES,");
   EXPECT_TRUE(Parse("data { format: TOKEN_FORMAT_UINT16 } model { vocab: 100 }").ok());
   ExpectRefused("optimizer { decay_groups { } }",

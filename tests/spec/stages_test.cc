@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <random>
+
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "spec/presets.h"
@@ -84,6 +87,104 @@ TEST(RoundsTest, SwitchAtAStep) {
   const std::string every =
       "preset: 'diloco' schedule { local_steps: 48 switch_step: 97 local_steps_after: 1 }";
   ExpectRounds(SpecOf(every), {48, 96, 97, 98, 99, 100});
+}
+
+TEST(RoundsTest, OfMethodsOfEveryStepAreTheirExchanges) {
+  ExpectRounds(SpecOf("steps: 7 schedule { every: 3 } allow_drift: true"), {3, 6, 7});
+  ExpectRounds(SpecOf("steps: 8 schedule { skip: 4 } allow_drift: true"), {1, 2, 3, 5, 6, 7, 8});
+  ExpectRounds(SpecOf("steps: 13 schedule { every: 2 skip: 6 } allow_drift: true"),
+               {2, 4, 8, 10, 13});
+  ExpectRounds(SpecOf("steps: 5 schedule { every: 1 }"), {1, 2, 3, 4, 5});
+}
+
+// Of each step by itself, for schedules of all kinds; revisions begin anywhere.
+TEST(RoundsTest, ExchangesAreThoseOfEachStep) {
+  const uint32_t seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    v1::RunSpec spec;
+    spec.set_steps(1 + random() % 60);
+    spec.mutable_schedule()->set_every(random() % 7);
+    spec.mutable_schedule()->set_skip(random() % 7);
+    const v1::ScheduleSpec& schedule = spec.schedule();
+    if (schedule.skip() == 1) continue;
+    if (schedule.skip() > 0 && std::max(1u, schedule.every()) % schedule.skip() == 0) continue;
+    const uint64_t before = random() % spec.steps();
+    std::vector<uint64_t> ends;
+    for (uint64_t step = before + 1; step <= spec.steps(); ++step) {
+      const bool divides = schedule.every() == 0 || step % schedule.every() == 0;
+      const bool skipped = schedule.skip() > 0 && step % schedule.skip() == 0;
+      if ((divides && !skipped) || step == spec.steps()) ends.push_back(step);
+    }
+    ASSERT_EQ(RoundsLeft(spec, before), ends.size()) << spec.ShortDebugString() << before;
+    uint64_t step = before;
+    for (size_t round = 1; round <= ends.size(); ++round) {
+      const uint64_t length = NextStep(spec, step) - step;
+      EXPECT_LE(length, StepsOfRoundMax(spec));
+      step = NextStep(spec, step);
+      ASSERT_EQ(step, ends[round - 1]) << spec.ShortDebugString() << " from " << before;
+      ASSERT_EQ(StepAfterRounds(spec, before, round), step);
+    }
+    EXPECT_EQ(StepAfterRounds(spec, before, 0), before);
+  }
+}
+
+TEST(ReplicatorsTest, WhatIsRefused) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"preset: 'random' codec { rate: 0 }", "codec.rate is 0; give the share"},
+      {"preset: 'striding' codec { rate: 1.5 }", "codec.rate is 1.5; give the share"},
+      {"codec { rate: 0.5 }", "codec.rate is 0.5; codec.kind CODEC_KIND_DEMO sends no rows"},
+      {"preset: 'slicing' codec { matrix_density: 0.5 }", "codec.matrix_density has no effect"},
+      {"preset: 'slicing' codec { chunk_side: 257 }", "codec.chunk_side is 257"},
+      {"preset: 'random' codec { numbers { format: NUMBER_FORMAT_SIGN1 } }",
+       "codec.numbers.format is NUMBER_FORMAT_SIGN1; rows"},
+      {"preset: 'full' codec { rules: METHOD_RULES_PUBLISHED }", "codec.rules has no effect"},
+      {"preset: 'full' codec { lr_in_momentum: false }", "codec.lr_in_momentum has no effect"},
+      {"schedule { every: 2 }", "allow_drift is false; with schedule.every 2 and skip 0"},
+      {"schedule { skip: 2 }", "allow_drift is false; with schedule.every 0 and skip 2"},
+      {"schedule { every: 1 } allow_drift: true", "keeps the nodes equal"},
+      {"schedule { skip: 1 } allow_drift: true", "schedule.skip is 1; steps that it divides"},
+      {"schedule { every: 4 skip: 2 } allow_drift: true", "schedule.skip is 2; it divides"},
+      {"schedule { every: 100001 } allow_drift: true", "schedule.every is 100001"},
+      {"schedule { skip: 100001 } allow_drift: true", "schedule.skip is 100001"},
+      {"schedule { local_steps: 5 }", "schedule.local_steps, switch_step"},
+      {"preset: 'none' schedule { every: 2 } allow_drift: true", "schedule.every is 2; with codec"},
+      {"preset: 'diloco' schedule { every: 2 }", "schedule.every is 2; it is that of methods"},
+      {"preset: 'diloco' schedule { skip: 3 }", "schedule.skip is 3; it is that of methods"},
+      {"optimizer { momentum: 1 }", "optimizer.momentum is 1; give the decay"},
+      {"optimizer { momentum: -0.5 }", "optimizer.momentum is -0.5; give the decay"},
+      {"preset: 'full' optimizer { momentum: 0.9 }", "optimizer.momentum is 0.9; it is that of"},
+      {"preset: 'local_sgd' optimizer { base: BASE_OPTIMIZER_SGD momentum: 0.9 }",
+       "optimizer.momentum is 0.9; with an outer"},
+  };
+  for (const auto& [more, text] : cases) ExpectRefused(more, text);
+}
+
+TEST(ReplicatorsTest, WhatIsFilledIn) {
+  const v1::RunSpec random = SpecOf("preset: 'random'");
+  EXPECT_EQ(random.codec().rate(), 0.1);
+  EXPECT_TRUE(random.codec().sign());
+  EXPECT_EQ(random.codec().numbers().format(), v1::NUMBER_FORMAT_F32);
+  EXPECT_EQ(random.optimizer().base(), v1::BASE_OPTIMIZER_SGD);
+  EXPECT_EQ(StateSections(random), 1u);
+  EXPECT_EQ(StateSections(SpecOf("optimizer { momentum: 0.9 }")), 2u);
+  // A spec of before these fields stays as it was.
+  EXPECT_FALSE(SpecOf("").codec().has_lr_in_momentum());
+  EXPECT_EQ(SpecOf("").codec().rules(), v1::METHOD_RULES_UNSPECIFIED);
+}
+
+TEST(ReplicatorsTest, TheLearningRateThatActsTwiceIsWarnedOf) {
+  EXPECT_TRUE(SpecWarnings(SpecOf("")).empty());
+  EXPECT_TRUE(SpecWarnings(SpecOf("preset: 'full'")).empty());
+  for (const char* preset : {"demo", "striding"}) {
+    const std::string text = absl::StrCat("preset: '", preset, "' codec { sign: false ");
+    const std::vector<std::string> warnings = SpecWarnings(SpecOf(text + "}"));
+    ASSERT_EQ(warnings.size(), 1u);
+    EXPECT_THAT(warnings[0], HasSubstr("acts twice"));
+    EXPECT_THAT(warnings[0], HasSubstr("codec.lr_in_momentum: false"));
+    EXPECT_TRUE(SpecWarnings(SpecOf(text + "lr_in_momentum: false }")).empty());
+  }
 }
 
 TEST(PresetsTest, EachMakesASpecThatStaysAsItIs) {
@@ -169,7 +270,8 @@ TEST(StagesTest, SettingsReachTheKernels) {
 
 TEST(StagesTest, Refusals) {
   const std::pair<std::string, std::string> cases[] = {
-      {"preset: 'diloca'", "known presets are demo, flexdemo, full, none, diloco"},
+      {"preset: 'diloca'",
+       "known presets are demo, flexdemo, random, striding, slicing, full, none, diloco"},
       {Outer("NESTEROV", "lr: 0"), "outer.lr is 0"},
       {Outer("NESTEROV", "momentum: 1"), "outer.momentum is 1"},
       {Outer("NESTEROV", "beta: 0.5"), "outer.beta has no effect with outer.kind"},

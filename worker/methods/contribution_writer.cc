@@ -27,7 +27,8 @@ absl::StatusOr<MethodParts> MakeMethodParts(const MethodOptions& options,
   ISTHMUS_ASSIGN_OR_RETURN(HeldBlocks held, HeldBlocks::Make(options.grid, parts));
   const auto shared = std::make_shared<const HeldBlocks>(std::move(held));
   ISTHMUS_ASSIGN_OR_RETURN(
-      UpdateStep step, UpdateStep::Make(shared, options.codec, options.optimizer, options.threads));
+      UpdateStep step,
+      UpdateStep::Make(shared, {options.codec, options.optimizer, options.seed, options.threads}));
   return MethodParts{std::move(complete), shared, std::move(step)};
 }
 

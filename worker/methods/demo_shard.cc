@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "kernels/demo.h"
 #include "spec/piece.h"
+#include "spec/rows.h"
 #include "worker/methods/contribution_writer.h"
 #include "worker/methods/thread_scratch.h"
 
@@ -33,10 +34,12 @@ absl::StatusOr<DemoShard> DemoShard::Make(const MethodOptions& options,
                                           const std::vector<TensorPart<const float>>& parts) {
   ISTHMUS_ASSIGN_OR_RETURN(MethodParts made, MakeMethodParts(options, parts));
   DemoShard shard(std::move(made.options), std::move(made.held), std::move(made.step));
-  for (const HeldBlocks::Part& part : shard.held_->parts()) {
-    shard.residual_.emplace_back(part.elements);
-  }
+  shard.MakeResidual();
   return shard;
+}
+
+void DemoShard::MakeResidual() {
+  for (const HeldBlocks::Part& part : held_->parts()) residual_.emplace_back(part.elements);
 }
 
 absl::Status DemoShard::CheckGradients(float eta,
@@ -91,31 +94,43 @@ void DemoShard::EncodeBlock(const HeldBlock& held, float eta, absl::Span<const f
   }
 }
 
-absl::StatusOr<std::vector<std::string>> DemoShard::Encode(
-    uint64_t round, float eta, const std::vector<TensorPart<const float>>& gradients) {
-  ISTHMUS_RETURN_IF_ERROR(CheckMayEncode(round, pending_.count(round) > 0, pending_.size()));
-  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<absl::Span<const float>> data,
-                           held_->MatchParts(gradients));
-  ISTHMUS_RETURN_IF_ERROR(CheckGradients(eta, data));
-
-  for (auto& [_, older] : pending_) older.decay *= options_.codec.beta();
+std::vector<std::string> DemoShard::EncodeBlocks(uint64_t, float eta,
+                                                 const std::vector<absl::Span<const float>>& data) {
   const std::vector<HeldBlock>& blocks = held_->blocks();
   std::vector<Components> components(held_->slots());
   ParallelFor(blocks.size(), threads(),
               [&](size_t i) { EncodeBlock(blocks[i], eta, data[blocks[i].part], &components); });
+  return WriteContribution(*held_, options_.piece_bytes_max, components);
+}
+
+void DemoShard::DecodeSent(uint64_t, const ChunkPlace& place, const Components& sent,
+                           absl::Span<float> x) const {
+  DecodeComponents(place.shape, sent, x);
+}
+
+absl::StatusOr<std::vector<std::string>> DemoShard::Encode(
+    uint64_t round, float lr, const std::vector<TensorPart<const float>>& gradients) {
+  ISTHMUS_RETURN_IF_ERROR(CheckMayEncode(round, pending_.count(round) > 0, pending_.size()));
+  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<absl::Span<const float>> data,
+                           held_->MatchParts(gradients));
+  // What the gradient weighs: codec.lr_in_momentum.
+  const float eta = LrInMomentum(options_.codec) ? lr : 1.0f;
+  ISTHMUS_RETURN_IF_ERROR(CheckGradients(eta, data));
+
+  for (auto& [_, older] : pending_) older.decay *= options_.codec.beta();
   Pending& reserved = pending_[round];
-  reserved.pieces = WriteContribution(*held_, options_.piece_bytes_max, components);
+  reserved.pieces = EncodeBlocks(round, eta, data);
   return reserved.pieces;
 }
 
 void DemoShard::Settle(uint64_t round, bool included) {
   const auto found = pending_.find(round);
   if (found == pending_.end()) return;
-  if (!included) GiveBack(found->second);
+  if (!included) GiveBack(round, found->second);
   pending_.erase(found);
 }
 
-void DemoShard::GiveBack(const Pending& pending) {
+void DemoShard::GiveBack(uint64_t round, const Pending& pending) {
   const float scale = pending.decay * options_.codec.alpha();
   ParallelFor(pending.pieces.size(), threads(), [&](size_t i) {
     const absl::StatusOr<PieceView> piece = OpenPiece(grid(), pending.pieces[i]);
@@ -127,7 +142,7 @@ void DemoShard::GiveBack(const Pending& pending) {
           const HeldBlock* held = held_->Find(place.block);
           ISTHMUS_CHECK(held != nullptr);
           scratch.resize(place.shape.elements());
-          DecodeComponents(place.shape, sent, absl::MakeSpan(scratch));
+          DecodeSent(round, place, sent, absl::MakeSpan(scratch));
           AddScaledChunk(place.shape, scale, scratch,
                          residual_[held->part].data() + held_->OffsetInPart(*held, place),
                          place.stride);

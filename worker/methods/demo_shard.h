@@ -42,21 +42,32 @@ class DemoShard : public Method {
   // Rounds encoded and not settled yet.
   size_t pending_rounds() const { return pending_.size(); }
 
+ protected:
+  using Method::Method;
+  // Allocates the residual of parts held.
+  void MakeResidual();
+  // Lines 3 to 7 of all blocks: the pieces to send in `round`.
+  virtual std::vector<std::string> EncodeBlocks(uint64_t round, float eta,
+                                                const std::vector<absl::Span<const float>>& data);
+  // What was sent of a chunk in `round`, decoded: `x` has the chunk's elements, row-major.
+  virtual void DecodeSent(uint64_t round, const ChunkPlace& place, const Components& sent,
+                          absl::Span<float> x) const;
+
+  std::vector<std::vector<float>> residual_;  // [part]
+
  private:
   struct Pending {
     std::vector<std::string> pieces;  // as sent
     float decay = 1.0f;               // product of the betas applied to the residual since
   };
 
-  using Method::Method;
   absl::Status CheckGradients(float eta, const std::vector<absl::Span<const float>>& data) const;
   // Lines 3 to 7 for one block; `components` has a place for each chunk held.
   void EncodeBlock(const HeldBlock& held, float eta, absl::Span<const float> gradient,
                    std::vector<Components>* components);
-  void GiveBack(const Pending& pending);
+  void GiveBack(uint64_t round, const Pending& pending);
 
-  std::vector<std::vector<float>> residual_;  // [part]
-  std::map<uint64_t, Pending> pending_;       // by round; at most kPendingRoundsMax
+  std::map<uint64_t, Pending> pending_;  // by round; at most kPendingRoundsMax
 };
 
 }  // namespace isthmus

@@ -28,7 +28,7 @@ class GradientShard : public Method {
   absl::Status Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,
                      const std::vector<TensorPart<float>>& parameters) override;
   // A step with one's own gradient is part of what one holds.
-  bool keeps_own() const override { return options_.codec.kind() == v1::CODEC_KIND_NONE; }
+  bool keeps_own() const override { return options_.drifts; }
 
  private:
   using Values = std::vector<std::vector<float>>;  // [part]

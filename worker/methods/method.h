@@ -30,6 +30,9 @@ struct MethodOptions {
   const Grid* grid = nullptr;   // outlives the method
   v1::CodecSpec codec;          // complete (CompleteRunSpec); its kind chooses the method
   v1::OptimizerSpec optimizer;  // complete
+  uint64_t seed = 0;            // of the run: rows that travel may be drawn from it
+  // The nodes drift apart (allow_drift): what a node does alone is part of what it holds.
+  bool drifts = false;
   // The complete spec of a run with an outer optimizer, which is then all that counts.
   absl::optional<v1::RunSpec> outer;
   size_t piece_bytes_max = 0;  // 0: kPieceBytesMax
@@ -85,6 +88,12 @@ class Method {
   // chunk that is missing or there twice, other parts.
   virtual absl::Status Apply(const UpdateRates& rates, absl::Span<const std::string* const> update,
                              const std::vector<TensorPart<float>>& parameters) = 0;
+
+  // A step between two exchanges (schedule.every, skip): u is the node's own gradient, finite and
+  // clipped already, and what Encode keeps stays as it is. Parts as in Encode and Apply.
+  absl::Status StepAlone(const UpdateRates& rates,
+                         const std::vector<TensorPart<const float>>& gradients,
+                         const std::vector<TensorPart<float>>& parameters);
 
   // A copy of all that a later process needs to go on as this one would, and the way back.
   // Gradients that `none` holds between Encode and Apply are left out: a step begins with Encode.

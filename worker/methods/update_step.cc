@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "base/parallel.h"
 #include "base/status_macros.h"
 #include "kernels/demo.h"
@@ -28,24 +29,24 @@ absl::Status CheckSameSizes(absl::string_view what, const std::vector<std::vecto
 }
 
 absl::StatusOr<UpdateStep> UpdateStep::Make(std::shared_ptr<const HeldBlocks> held,
-                                            const v1::CodecSpec& codec,
-                                            const v1::OptimizerSpec& optimizer, int threads) {
+                                            const StepOptions& options) {
+  const v1::OptimizerSpec& optimizer = options.optimizer;
   UpdateStep step;
   std::vector<std::string> names;
   for (uint32_t t = 0; t < held->grid().tensors(); ++t) {
     names.push_back(held->grid().tensor_name(t));
   }
   ISTHMUS_ASSIGN_OR_RETURN(step.decay_scale_, DecayScales(optimizer, names));
-  if (optimizer.base() == v1::BASE_OPTIMIZER_ADAMW) {
-    for (const HeldBlocks::Part& part : held->parts()) {
-      step.state_.first_moments.emplace_back(part.elements);
-      step.state_.second_moments.emplace_back(part.elements);
-    }
+  const uint32_t arrays = BaseStateArrays(optimizer);
+  for (const HeldBlocks::Part& part : held->parts()) {
+    if (arrays > 0) step.state_.first_moments.emplace_back(part.elements);
+    if (arrays > 1) step.state_.second_moments.emplace_back(part.elements);
   }
   step.held_ = std::move(held);
-  step.codec_ = codec;
+  step.codec_ = options.codec;
   step.optimizer_ = optimizer;
-  step.threads_ = threads;
+  step.seed_ = options.seed;
+  step.threads_ = options.threads;
   return step;
 }
 
@@ -75,12 +76,17 @@ UpdateStep::Rule UpdateStep::Begin(const UpdateRates& rates) {
   if (codec_.kind() == v1::CODEC_KIND_DENSE && clip > 0 && rates.norm > clip) {
     rule.clip_scale = clip / rates.norm;
   }
-  state_.beta1_power *= static_cast<double>(optimizer_.beta1());
-  state_.beta2_power *= static_cast<double>(optimizer_.beta2());
+  if (optimizer_.momentum() == 0) {  // there they would be part of the state, for nothing
+    state_.beta1_power *= static_cast<double>(optimizer_.beta1());
+    state_.beta2_power *= static_cast<double>(optimizer_.beta2());
+  }
   rule.bias1 = static_cast<float>(1.0 - state_.beta1_power);
   rule.bias2 = static_cast<float>(1.0 - state_.beta2_power);
+  const bool coupled = codec_.rules() == v1::METHOD_RULES_PUBLISHED &&
+                       optimizer_.base() == v1::BASE_OPTIMIZER_SGD && rates.weight_decay > 0;
   for (const float scale : decay_scale_) {
-    rule.decay_factor.push_back(DecayFactor(rates.lr, rates.weight_decay * scale));
+    rule.decay_factor.push_back(DecayFactor(rates.lr, coupled ? 0 : rates.weight_decay * scale));
+    if (coupled) rule.coupled_decay.push_back(rates.weight_decay * scale);
   }
   return rule;
 }
@@ -94,9 +100,11 @@ absl::Status UpdateStep::Apply(const UpdateRates& rates,
   ISTHMUS_ASSIGN_OR_RETURN(const std::vector<Components> components,
                            held_->ReadUpdate(update, threads_));
   const Rule rule = Begin(rates);
+  absl::optional<RowChoice> rows;
+  if (SendsRows(codec_)) rows.emplace(&held_->grid(), seed_, rates.round);
   ParallelFor(held_->blocks().size(), threads_, [&](size_t i) {
     const HeldBlock& held = held_->blocks()[i];
-    ApplyBlock(held, rule, components, data[held.part]);
+    ApplyBlock(held, rule, rows.has_value() ? &*rows : nullptr, components, data[held.part]);
   });
   return absl::OkStatus();
 }
@@ -119,12 +127,13 @@ absl::Status UpdateStep::ApplyOwn(const UpdateRates& rates,
   return absl::OkStatus();
 }
 
-void UpdateStep::ApplyBlock(const HeldBlock& held, const Rule& rule,
+void UpdateStep::ApplyBlock(const HeldBlock& held, const Rule& rule, const RowChoice* rows,
                             const std::vector<Components>& components, absl::Span<float> part) {
   const Grid& grid = held_->grid();
   const Block& block = held_->BlockOf(held);
   const bool transformed = codec_.kind() == v1::CODEC_KIND_DEMO;
-  const bool fused = transformed && optimizer_.base() == v1::BASE_OPTIMIZER_SGD;
+  const bool fused = transformed && optimizer_.base() == v1::BASE_OPTIMIZER_SGD &&
+                     optimizer_.momentum() == 0 && rule.coupled_decay.empty();
   const StepRule step = {codec_.sign(), rule.lr, rule.decay_factor[block.tensor]};
   std::vector<float> u;
   for (uint64_t c = 0, runs = 1; c < block.chunks; c += runs) {
@@ -143,6 +152,9 @@ void UpdateStep::ApplyBlock(const HeldBlock& held, const Rule& rule,
     u.assign(place.shape.elements(), 0.0f);
     if (transformed) {
       DecodeComponents(place.shape, merged, absl::MakeSpan(u));
+    } else if (rows != nullptr) {
+      const std::vector<uint32_t> elements = rows->Elements(place);
+      for (size_t i = 0; i < elements.size(); ++i) u[elements[i]] = merged.value[i];
     } else {
       for (size_t i = 0; i < merged.size(); ++i) u[merged.index[i]] = merged.value[i];
     }
@@ -169,7 +181,21 @@ void UpdateStep::StepRow(uint32_t part_number, uint64_t first, const Rule& rule,
   const float decay = rule.decay_factor[held_->parts()[part_number].tensor];
   if (optimizer_.base() == v1::BASE_OPTIMIZER_SGD) {
     if (decay != 1.0f) DecayInPlace(decay, p);
-    return SgdStep(rule.lr, u, p);
+    std::vector<float> with_decay;
+    if (!rule.coupled_decay.empty()) {
+      const float lambda = rule.coupled_decay[held_->parts()[part_number].tensor];
+      with_decay.assign(u.begin(), u.end());
+      for (size_t i = 0; i < u.size(); ++i) {
+        const float product = lambda * p[i];
+        with_decay[i] += product;
+      }
+      u = with_decay;
+    }
+    if (optimizer_.momentum() == 0) return SgdStep(rule.lr, u, p);
+    const absl::Span<float> m =
+        absl::MakeSpan(state_.first_moments[part_number]).subspan(first, u.size());
+    UpdateMomentum(optimizer_.momentum(), 1.0f, u, m);
+    return SgdStep(rule.lr, m, p);
   }
   AdamWRule adamw;
   adamw.beta1 = optimizer_.beta1();

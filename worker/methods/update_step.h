@@ -3,12 +3,14 @@
 // the model, with any number of threads. All methods end in it.
 //
 // Per chunk, with u the merged values (CODEC_KIND_DEMO: of the DCT, decoded; CODEC_KIND_DENSE: as
-// they are):
+// they are; RANDOM, STRIDING, SLICING: in the round's rows, and 0 elsewhere):
 //   u <- u * clip / norm       where CODEC_KIND_DENSE is to be clipped and norm > clip
 //   u <- sign(u)               where the codec says so
 //   SGD     p <- p * (1 - lr * lambda);  p <- p - lr * u
+//           with momentum mu: m <- mu * m;  m <- m + u, and the step is by m
 //   AdamW   kernels/demo.h AdamWStep (Loshchilov & Hutter, arXiv 1711.05101); its bias corrections
 //           are running products over the updates applied
+//           by METHOD_RULES_PUBLISHED the decay is in u instead: u <- u + lambda * p
 // where lambda is the record's weight decay times the tensor's scale (spec: decay_groups).
 #pragma once
 
@@ -21,6 +23,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "isthmus/v1/run_spec.pb.h"
+#include "spec/rows.h"
+#include "spec/stages.h"
 #include "worker/held_part.h"
 #include "worker/methods/held_blocks.h"
 
@@ -31,12 +35,13 @@ struct UpdateRates {
   float lr = 0;
   float weight_decay = 0;
   float norm = 0;      // of the merged values
-  uint64_t round = 0;  // of an outer run: random signs depend on it
+  uint64_t round = 0;  // random signs of an outer run and rows that travel depend on it
 };
 
 // What the step carries from update to update: replicated state, as the parameters are.
 struct StepState {
-  std::vector<std::vector<float>> first_moments, second_moments;  // [part]; none with SGD
+  // [part]: AdamW's, or the first alone: SGD's momentum; else none.
+  std::vector<std::vector<float>> first_moments, second_moments;
   double beta1_power = 1, beta2_power = 1;  // running products over the updates applied
 };
 
@@ -44,12 +49,18 @@ struct StepState {
 absl::Status CheckSameSizes(absl::string_view what, const std::vector<std::vector<float>>& held,
                             const std::vector<std::vector<float>>& given);
 
+struct StepOptions {
+  v1::CodecSpec codec;          // complete
+  v1::OptimizerSpec optimizer;  // complete
+  uint64_t seed = 0;            // of the run
+  int threads = 1;
+};
+
 class UpdateStep {
  public:
-  // `codec` and `optimizer` are complete. INVALID_ARGUMENT: a decay group that matches no tensor.
+  // INVALID_ARGUMENT: a decay group that matches no tensor.
   static absl::StatusOr<UpdateStep> Make(std::shared_ptr<const HeldBlocks> held,
-                                         const v1::CodecSpec& codec,
-                                         const v1::OptimizerSpec& optimizer, int threads);
+                                         const StepOptions& options);
 
   // `update`: pieces that together cover what is held; `parameters`: all parts held.
   // INVALID_ARGUMENT, before anything changes: a damaged piece, a chunk that is missing or there
@@ -67,8 +78,8 @@ class UpdateStep {
     optimizer_ = optimizer;
   }
 
-  bool has_moments() const { return optimizer_.base() == v1::BASE_OPTIMIZER_ADAMW; }
-  // The moments, which belong to the replicated state: one span a part of Make. None with SGD.
+  // Arrays that belong to the replicated state (spec/stages.h): one span a part of Make each.
+  uint32_t arrays() const { return BaseStateArrays(optimizer_); }
   const std::vector<std::vector<float>>& first_moments() const { return state_.first_moments; }
   const std::vector<std::vector<float>>& second_moments() const { return state_.second_moments; }
 
@@ -82,14 +93,15 @@ class UpdateStep {
     float lr = 0;
     float clip_scale = 1;  // 1: none
     float bias1 = 1, bias2 = 1;
-    std::vector<float> decay_factor;  // [tensor]
+    std::vector<float> decay_factor;   // [tensor]
+    std::vector<float> coupled_decay;  // [tensor]: of the published SGD; none else
   };
 
   UpdateStep() = default;
   absl::Status CheckRates(const UpdateRates& rates) const;
   // Counts the step and computes its constants.
   Rule Begin(const UpdateRates& rates);
-  void ApplyBlock(const HeldBlock& held, const Rule& rule,
+  void ApplyBlock(const HeldBlock& held, const Rule& rule, const RowChoice* rows,
                   const std::vector<Components>& components, absl::Span<float> part);
   // One chunk's values `u` (rows * cols, overwritten).
   void StepValues(const HeldBlock& held, const ChunkPlace& place, const Rule& rule,
@@ -101,6 +113,7 @@ class UpdateStep {
   v1::CodecSpec codec_;
   v1::OptimizerSpec optimizer_;
   std::vector<float> decay_scale_;  // [tensor]
+  uint64_t seed_ = 0;
   int threads_ = 1;
   StepState state_;
 };
