@@ -12,6 +12,8 @@
 #include "absl/strings/strip.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "spec/rounds.h"
+#include "spec/rows.h"
 #include "tests/vectors/demo_run.h"
 #include "tests/vectors/demo_vectors.h"
 
@@ -76,17 +78,10 @@ std::string ReasonToSkip(const nlohmann::json& run) {
   }
   const std::string rep = Word(run, "rep");
   const std::string opt = Word(run, "opt");
-  if (rep != "demo" && rep != "full" && rep != "none") {
-    return absl::StrCat("replicator '", rep, "' is not built yet");
-  }
+  const std::set<std::string> known = {"demo", "random", "striding", "slicing", "full", "none"};
+  if (known.count(rep) == 0) return absl::StrCat("replicator '", rep, "' is not known here");
   if (opt != "sgd" && opt != "orig" && opt != "adamw") {
     return absl::StrCat("base step '", opt, "' is not built");
-  }
-  if (Number(run, "every", 1) != 1 || Number(run, "skip", 0) != 0) {
-    return "steps without exchange are not built yet";
-  }
-  if (rep == "demo" && opt == "sgd" && Number(run, "nodes", 0) == 1) {
-    return "the shortcut of a single node, which sends nothing, is not built yet";
   }
   if (Number(run, "wd", 0) != 0 && Number(run, "sgd_wd", 0) != 0) {
     return "two weight decays at once are not built";
@@ -103,6 +98,8 @@ struct Run {
   std::string inputs;  // prefix of start values and gradients
   DemoRunOptions options;
   uint64_t steps = 0;
+
+  size_t nodes() const { return static_cast<size_t>(options.spec.nodes_size()); }
 };
 
 // The defaults of the optimizer class that the recordings used; they name its decay only.
@@ -113,24 +110,45 @@ void SetPublishedAdamW(v1::OptimizerSpec* optimizer) {
   optimizer->set_eps(1e-8f);
 }
 
+v1::CodecKind KindOf(const std::string& rep) {
+  if (rep == "random") return v1::CODEC_KIND_RANDOM;
+  if (rep == "striding") return v1::CODEC_KIND_STRIDING;
+  if (rep == "slicing") return v1::CODEC_KIND_SLICING;
+  if (rep == "full") return v1::CODEC_KIND_DENSE;
+  return rep == "none" ? v1::CODEC_KIND_NONE : v1::CODEC_KIND_DEMO;
+}
+
+v1::CodecSpec CodecOf(const nlohmann::json& json) {
+  v1::CodecSpec codec = PublishedCodec(static_cast<uint32_t>(Number(json, "chunk", 64)), 0);
+  codec.set_kind(KindOf(Word(json, "rep")));
+  codec.set_sign(json.value("sign", true));
+  if (HasMomentum(codec)) codec.set_beta(static_cast<float>(Number(json, "decay", 0.999)));
+  if (SendsRows(codec)) codec.set_rate(Number(json, "rate", 0.1));
+  if (codec.kind() == v1::CODEC_KIND_DEMO) {
+    codec.set_top_k(static_cast<uint32_t>(Number(json, "k", 32)));
+  }
+  // The stand-alone optimizer has no shortcut for a node alone.
+  if (Word(json, "opt") != "orig") codec.set_rules(v1::METHOD_RULES_PUBLISHED);
+  return codec;
+}
+
 absl::StatusOr<Run> ParseRun(const nlohmann::json& json) {
   Run run;
   run.name = Word(json, "name");
   run.steps = static_cast<uint64_t>(Number(json, "steps", 0));
-  run.options.nodes = static_cast<size_t>(Number(json, "nodes", 0));
-  run.options.codec = PublishedCodec(static_cast<uint32_t>(Number(json, "chunk", 64)),
-                                     static_cast<uint32_t>(Number(json, "k", 32)));
-  run.options.codec.set_beta(static_cast<float>(Number(json, "decay", 0.999)));
-  run.options.codec.set_sign(json.value("sign", true));
-  if (Word(json, "rep") == "full") run.options.codec.set_kind(v1::CODEC_KIND_DENSE);
-  if (Word(json, "rep") == "none") run.options.codec.set_kind(v1::CODEC_KIND_NONE);
-  if (Word(json, "opt") == "adamw") SetPublishedAdamW(&run.options.optimizer);
-  run.options.lr = static_cast<float>(Number(json, "lr", 0));
-  // At most one of the two is there.
-  run.options.weight_decay =
-      static_cast<float>(Number(json, "wd", 0) + Number(json, "adamw_wd", 0));
-  run.options.base_weight_decay = static_cast<float>(Number(json, "sgd_wd", 0));
-  if (run.steps == 0 || run.options.nodes == 0) {
+  const auto nodes = static_cast<size_t>(Number(json, "nodes", 0));
+  v1::RunSpec& spec = run.options.spec;
+  spec = RecordedSpec(nodes, Number(json, "lr", 0), std::max<uint64_t>(1, run.steps));
+  *spec.mutable_codec() = CodecOf(json);
+  spec.mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_SGD);
+  if (Word(json, "opt") == "adamw") SetPublishedAdamW(spec.mutable_optimizer());
+  // At most one of them is there.
+  spec.mutable_optimizer()->set_weight_decay(static_cast<float>(
+      Number(json, "wd", 0) + Number(json, "adamw_wd", 0) + Number(json, "sgd_wd", 0)));
+  spec.mutable_schedule()->set_every(static_cast<uint32_t>(Number(json, "every", 0)));
+  spec.mutable_schedule()->set_skip(static_cast<uint32_t>(Number(json, "skip", 0)));
+  spec.set_allow_drift(spec.codec().kind() == v1::CODEC_KIND_NONE || HasStepsAlone(spec));
+  if (run.steps == 0 || nodes == 0) {
     return absl::InvalidArgumentError("the run has no steps or no nodes");
   }
   const nlohmann::json shapes = json.value("shapes", nlohmann::json::object());
@@ -150,7 +168,7 @@ bool LocateRun(const VectorFile& file, Run* run) {
     if (file.NamesUnder(run->arrays).empty()) continue;
     run->inputs = "trajectory_inputs/";
     if (folder == "trajectories") {
-      absl::StrAppend(&run->inputs, "nodes", run->options.nodes, "/");
+      absl::StrAppend(&run->inputs, "nodes", run->nodes(), "/");
     } else {
       absl::StrAppend(&run->inputs, absl::StripPrefix(folder, "trajectory_"), "/");
     }
@@ -162,7 +180,7 @@ bool LocateRun(const VectorFile& file, Run* run) {
 using Gradients = std::vector<std::vector<absl::Span<const float>>>;
 
 absl::StatusOr<Gradients> ReadGradients(const VectorFile& file, const Run& run, uint64_t step) {
-  Gradients gradients(run.options.nodes);
+  Gradients gradients(run.nodes());
   for (size_t node = 0; node < gradients.size(); ++node) {
     for (const NamedShape& tensor : run.options.tensors) {
       ISTHMUS_ASSIGN_OR_RETURN(const auto g, file.Floats(absl::StrCat(run.inputs, "s", step, "/n",
@@ -199,12 +217,26 @@ absl::Status CompareSent(const VectorFile& file, const DemoRun& demo, size_t nod
   return absl::OkStatus();
 }
 
+// The rows that were drawn for tensors of so many rows, where they are recorded.
+absl::Status CompareRows(const VectorFile& file, const Run& run, const DemoRun& demo,
+                         const std::string& at_step, uint32_t tensor, Comparison* comparison) {
+  const uint64_t n = demo.grid().tensor_elements(tensor) / demo.grid().tensor_row_elements(tensor);
+  const std::string what = absl::StrCat(at_step, "rows/", n);
+  if (file.Find(what) == nullptr) return absl::OkStatus();
+  ISTHMUS_ASSIGN_OR_RETURN(const auto recorded, file.Integers(what));
+  std::set<int64_t> drawn, expected(recorded.begin(), recorded.end());
+  for (const uint32_t row : demo.rows(tensor)) drawn.insert(row);
+  comparison->Expect(drawn == expected,
+                     absl::StrCat(what, ": other rows than recorded in ", run.name));
+  return absl::OkStatus();
+}
+
 // Everything that is recorded of one tensor after one step.
 absl::Status CompareStep(const VectorFile& file, const Run& run, const DemoRun& demo, uint64_t step,
                          uint32_t tensor, Comparison* comparison) {
   const std::string& name = demo.grid().tensor_name(tensor);
   const VectorArray* ambiguous = file.Find(absl::StrCat(run.arrays, "ambiguous/", name));
-  const bool sign = run.options.codec.sign();
+  const bool sign = run.options.spec.codec().sign();
   const std::string at_step = absl::StrCat(run.arrays, "s", step, "/");
   const auto compare = [&](const std::string& what, double tolerance, absl::Span<const float> ours,
                            absl::Span<const int64_t> left_out) {
@@ -213,9 +245,10 @@ absl::Status CompareStep(const VectorFile& file, const Run& run, const DemoRun& 
     comparison->Near(what, tolerance, ours, recorded, left_out);
     return absl::OkStatus();
   };
+  ISTHMUS_RETURN_IF_ERROR(CompareRows(file, run, demo, at_step, tensor, comparison));
   ISTHMUS_RETURN_IF_ERROR(
       compare(absl::StrCat(at_step, "update/", name), kUpdateTolerance, demo.update(tensor), {}));
-  for (size_t node = 0; node < run.options.nodes; ++node) {
+  for (size_t node = 0; node < run.nodes(); ++node) {
     const std::string at_node = absl::StrCat(at_step, "n", node, "/");
     ISTHMUS_RETURN_IF_ERROR(compare(
         absl::StrCat(at_node, "p/", name), sign ? kSignedParameterTolerance : kParameterTolerance,
@@ -228,7 +261,7 @@ absl::Status CompareStep(const VectorFile& file, const Run& run, const DemoRun& 
     if (file.Find(absl::StrCat(at_node, "idx/", name)) != nullptr) {
       ISTHMUS_RETURN_IF_ERROR(CompareSent(file, demo, node, tensor, at_node, comparison));
     }
-    if (run.options.codec.kind() != v1::CODEC_KIND_NONE) {
+    if (!run.options.spec.allow_drift()) {
       comparison->Expect(demo.parameters(node, tensor) == demo.parameters(0, tensor),
                          absl::StrCat(name, " differs between nodes 0 and ", node));
     }
@@ -312,11 +345,10 @@ absl::StatusOr<std::vector<std::vector<float>>> ShardGradients(const VectorFile&
 
 absl::Status RunHybrid(const VectorFile& file, const Hybrid& hybrid, Comparison* comparison) {
   DemoRunOptions options;  // as the recordings state: they are the same for every such file
-  options.codec = PublishedCodec(16, 4);
-  options.codec.set_beta(0.999f);
-  options.codec.set_sign(true);
-  options.lr = 0.01f;
-  options.nodes = hybrid.nodes;
+  options.spec = RecordedSpec(hybrid.nodes, 0.01, hybrid.steps);
+  *options.spec.mutable_codec() = PublishedCodec(16, 4);
+  options.spec.mutable_codec()->set_beta(0.999f);
+  options.spec.mutable_codec()->set_sign(true);
   std::vector<std::vector<float>> start;
   for (uint64_t shard = 0; shard < hybrid.shards; ++shard) {
     options.tensors.push_back({absl::StrCat("shard", shard), {hybrid.length}});

@@ -19,15 +19,11 @@ namespace isthmus {
 
 struct DemoRunOptions {
   std::vector<NamedShape> tensors;
-  v1::CodecSpec codec;
-  v1::OptimizerSpec optimizer;  // SGD where its base is left out
-  float lr = 0;
-  float weight_decay = 0;  // decoupled: p <- p * (1 - lr * weight_decay), before the step
-  // The published SGD's own: u <- u + base_weight_decay * p, after the sign. Equal to the decoupled
-  // one but for round-off, and not offered by runs; with it the base step is done here.
-  float base_weight_decay = 0;
-  size_t nodes = 0;
+  v1::RunSpec spec;  // complete; one learning rate for all steps
 };
+
+// `nodes` nodes, and the rest of what a spec must have; the learning rate is constant.
+v1::RunSpec RecordedSpec(size_t nodes, double lr, uint64_t steps);
 
 class DemoRun {
  public:
@@ -35,21 +31,25 @@ class DemoRun {
   static absl::StatusOr<std::unique_ptr<DemoRun>> Start(const DemoRunOptions& options,
                                                         std::vector<std::vector<float>> start);
 
-  // One round in which every node takes part; gradients[node][tensor].
+  // One step, and a round in which every node takes part where the schedule says so;
+  // gradients[node][tensor].
   absl::Status Step(const std::vector<std::vector<absl::Span<const float>>>& gradients);
 
   const Grid& grid() const { return *grid_; }
   absl::Span<const float> parameters(size_t node, size_t tensor) const {
     return nodes_[node].parameters[tensor];
   }
-  // Of codec "demo" only.
+  // Of methods with a momentum only.
   absl::Span<const float> residual(size_t node, size_t tensor) const {
     return nodes_[node].demo == nullptr ? absl::Span<const float>()
                                         : nodes_[node].demo->residual(tensor);
   }
-  // Of the last step: the merged update before sign and base step, and what a node sent.
+  // Of the last step: the merged update before sign and base step (without an exchange node 0's own
+  // gradient), and what a node sent.
   absl::Span<const float> update(size_t tensor) const { return update_[tensor]; }
   const Components& sent(size_t node, uint64_t chunk) const { return nodes_[node].sent[chunk]; }
+  // Of the last step: rows of a tensor that travelled, where rows do.
+  std::vector<uint32_t> rows(uint32_t tensor) const;
 
  private:
   struct Node {
@@ -63,13 +63,13 @@ class DemoRun {
   absl::StatusOr<std::vector<HeldPiece>> Contribute(
       size_t node, const std::vector<absl::Span<const float>>& gradients);
   absl::Status KeepUpdate(const std::vector<std::string>& pieces);
-  // The base step with base_weight_decay.
-  void StepWithBaseDecay(Node* node) const;
+  absl::Status StepAlone(const std::vector<std::vector<absl::Span<const float>>>& gradients);
 
   DemoRunOptions options_;
   std::shared_ptr<const Grid> grid_;
   std::vector<Node> nodes_;
   std::vector<std::vector<float>> update_;
+  uint64_t step_ = 0;
   uint64_t round_ = 0;
 };
 

@@ -48,12 +48,15 @@ TEST(DemoVectors, Trajectories) {
   std::map<std::string, bool> compared;
   for (const Comparison& c : comparisons) compared[c.name()] = !c.skipped();
   for (const char* name :
-       {"demo_sign", "demo_nosign", "demo_sign_k1", "demo_sign_sgdwd", "demo_nosign_sgdwd",
-        "demo_nosign_3nodes", "orig_demo", "orig_demo_wd", "demo_sign_default", "full_sign",
-        "full_nosign", "none_sign", "adamw_demo_nosign", "adamw_full_nosign"}) {
+       {"demo_sign",         "demo_nosign",        "demo_sign_k1",     "demo_sign_sgdwd",
+        "demo_nosign_sgdwd", "demo_nosign_3nodes", "orig_demo",        "orig_demo_wd",
+        "demo_sign_default", "full_sign",          "full_nosign",      "none_sign",
+        "adamw_demo_nosign", "adamw_full_nosign",  "random_sign",      "striding_sign",
+        "demo_sign_1node",   "demo_nosign_1node",  "demo_sign_every2", "demo_nosign_skip2",
+        "full_nosign_every2"}) {
     EXPECT_TRUE(compared[name]) << name;
   }
-  ExpectAllOk(comparisons, 14);
+  ExpectAllOk(comparisons, 21);
 }
 
 TEST(DemoVectors, EveryFileHasAGroup) {
