@@ -9,7 +9,7 @@ from xml_report import main
 CTL = ROOT / "server/ctl/isthmusctl"
 RANKS = {"a": 1, "b": 2}
 # Of every step: no schedule to shorten.
-EVERY_STEP = {"demo", "flexdemo", "full", "dist_lion"}
+EVERY_STEP = {"demo", "flexdemo", "random", "striding", "slicing", "full", "dist_lion"}
 STEPS = 12
 LOCAL_STEPS = "schedule { local_steps: 3 }\n"
 
@@ -45,6 +45,31 @@ class Presets(SystemCase):
                 self.assertEqual(summary["steps"], STEPS)
                 self.assertEqual(summary["rounds"], STEPS if every_step else STEPS // 3)
                 self.assertLess(summary["val_loss"], summary["start_loss"])
+
+    def test_what_a_method_of_every_step_may_do_beside(self):
+        cases = {
+            "rows-bf16": 'preset: "slicing" codec { numbers { format: NUMBER_FORMAT_BF16 } }',
+            "published": 'preset: "random" codec { rules: METHOD_RULES_PUBLISHED rate: 0.5 }',
+            "no-sign": "codec { sign: false lr_in_momentum: false }",
+        }
+        for name, more in cases.items():
+            with self.subTest(case=name):
+                summary = self.train(f"run-{name}", more + "\n")
+                self.assertEqual(summary["rounds"], STEPS)
+                self.assertLess(summary["val_loss"], summary["start_loss"])
+
+    def test_nodes_step_alone_between_exchanges(self):
+        cluster = self.cluster(
+            RANKS, steps=STEPS, name="alone", more="schedule { every: 5 } allow_drift: true\n"
+        )
+        cluster.start_coordinator()
+        for node in RANKS:
+            cluster.start_agent(node)
+            cluster.start_trainers(node, self.text)
+        for summary in self.finish(cluster).values():
+            self.assertEqual((summary["steps"], summary["rounds"]), (STEPS, 3))  # 5, 10, 12
+            self.assertEqual(summary["skipped_steps"], 0)
+            self.assertLess(summary["val_loss"], summary["start_loss"])
 
     def test_who_does_the_outer_step_changes_no_bit(self):
         random_sign = "sign: OUTER_SIGN_RANDOM_TWO_POINT bound: 2"

@@ -10,6 +10,7 @@
 #include "kernels/demo.h"
 #include "spec/piece.h"
 #include "spec/rounds.h"
+#include "spec/rows.h"
 #include "spec/run_spec.h"
 #include "spec/stages.h"
 #include "spec/update_record.h"
@@ -42,6 +43,15 @@ std::vector<const Components*> OfChunk(const std::vector<std::vector<Components>
   std::vector<const Components*> parts;
   for (const auto& sender : senders) parts.push_back(&sender[chunk]);
   return parts;
+}
+
+std::vector<float> MeanOf(const std::vector<const Components*>& senders) {
+  std::vector<float> mean = senders[0]->value;
+  for (size_t i = 0; i < mean.size(); ++i) {
+    for (size_t node = 1; node < senders.size(); ++node) mean[i] += senders[node]->value[i];
+    mean[i] /= static_cast<float>(senders.size());
+  }
+  return mean;
 }
 
 size_t Size(const std::vector<std::string>& pieces) {
@@ -251,12 +261,17 @@ void LocalRun::Commit(uint64_t round) {
   record.set_is_void(senders.empty());
   if (!senders.empty() && IsOuter(spec_)) update->pieces = Aggregate(senders);
   if (!senders.empty() && !IsOuter(spec_)) {
-    PieceWriter writer(&*grid_, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+    PieceWriter writer(&*grid_, UpdateLayout(grid_->codec()), kPieceBytesMax);
     double squares = 0;
     for (uint64_t chunk = 0; chunk < grid_->chunks(); ++chunk) {
       Components merged;
-      MergeBySenders(OfChunk(senders, chunk), grid_->Place(chunk).shape.elements(), &merged);
-      writer.Append(chunk, merged);
+      if (SendsRows(grid_->codec())) {
+        merged.value = MeanOf(OfChunk(senders, chunk));
+        writer.AppendValues(chunk, merged.value);
+      } else {
+        MergeBySenders(OfChunk(senders, chunk), grid_->Place(chunk).shape.elements(), &merged);
+        writer.Append(chunk, merged);
+      }
       for (float value : merged.value) squares += static_cast<double>(value) * value;
     }
     record.set_norm_bits(BitsOf(static_cast<float>(std::sqrt(squares))));

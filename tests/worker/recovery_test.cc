@@ -40,12 +40,20 @@ class RecoveryTest : public testing::Test {
     options_.quiet = true;
   }
 
-  static v1::RunSpec Spec(const std::string& preset, bool deterministic) {
+  // `method`: a preset, or "demo_" and what else there is.
+  static v1::RunSpec Spec(const std::string& method, bool deterministic) {
     v1::RunSpec spec = SmallSpec();
     spec.set_steps(kSteps);
+    const std::string preset = method.rfind("demo_", 0) == 0 ? "demo" : method;
     spec.set_preset(preset);
     spec.clear_codec();
     if (preset == "demo") spec.mutable_codec()->set_chunk_side(16);
+    if (method == "demo_momentum") spec.mutable_optimizer()->set_momentum(0.5f);
+    if (method == "demo_every") {  // rounds as long as those of local steps
+      spec.set_steps(kSteps * kLocalSteps);
+      spec.mutable_schedule()->set_every(kLocalSteps);
+      spec.set_allow_drift(true);
+    }
     if (preset == "none") spec.set_allow_drift(true);
     if (preset == "diloco" || preset == "sparse_loco") {
       spec.set_steps(kSteps * kLocalSteps);
@@ -54,6 +62,7 @@ class RecoveryTest : public testing::Test {
       spec.mutable_optimizer()->clear_beta2();
     }
     spec.mutable_optimizer()->clear_base();
+    if (method == "demo_adamw") spec.mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_ADAMW);
     spec.set_deterministic(deterministic);
     EXPECT_TRUE(CompleteRunSpec(&spec).ok());
     return spec;
@@ -128,12 +137,11 @@ class RecoveryTest : public testing::Test {
 
 // Case C15: 20 steps, and 10 steps with a checkpoint and 10 after a restart.
 TEST_F(RecoveryTest, TenStepsAndTenAfterARestartAreTwenty) {
-  for (const char* method : {"demo", "demo_adamw", "full", "none", "diloco", "sparse_loco"}) {
+  for (const char* method : {"demo", "demo_adamw", "demo_momentum", "demo_every", "random", "full",
+                             "none", "diloco", "sparse_loco"}) {
     for (const int ranks : {1, 2}) {
       SCOPED_TRACE(testing::Message() << method << ", ranks " << ranks);
-      const bool adamw = std::string(method) == "demo_adamw";
-      v1::RunSpec spec = Spec(adamw ? "demo" : method, /*deterministic=*/false);
-      if (adamw) spec.mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_ADAMW);
+      const v1::RunSpec spec = Spec(method, /*deterministic=*/false);
       const std::string name = std::string(method) + std::to_string(ranks);
       LocalRun whole(spec, {{"a", ranks}, {"b", 1}});
       const Trained undisturbed = Train(&whole, ranks, kSteps, 0);
@@ -155,8 +163,13 @@ TEST_F(RecoveryTest, TenStepsAndTenAfterARestartAreTwenty) {
 
 // Rounds that were committed after the checkpoint are computed again, and fit.
 TEST_F(RecoveryTest, DeterministicModeReplaysWhatWasLost) {
-  for (const auto& [method, ranks] : std::vector<std::pair<std::string, int>>{
-           {"demo", 1}, {"demo", 2}, {"diloco", 1}, {"diloco", 2}, {"sparse_loco", 2}}) {
+  for (const auto& [method, ranks] : std::vector<std::pair<std::string, int>>{{"demo", 1},
+                                                                              {"demo", 2},
+                                                                              {"demo_every", 2},
+                                                                              {"striding", 2},
+                                                                              {"diloco", 1},
+                                                                              {"diloco", 2},
+                                                                              {"sparse_loco", 2}}) {
     for (const uint64_t every : {0, 4}) {  // 0: from the start state
       SCOPED_TRACE(testing::Message() << method << " every " << every << ", ranks " << ranks);
       const v1::RunSpec spec = Spec(method, /*deterministic=*/true);

@@ -148,14 +148,15 @@ Whole UploadedBy(const v1::RunSpec& spec, int ranks, uint32_t sections) {
   return whole;
 }
 
-// Without moments, with the array of an outer optimizer, with moments; without and with frozen
-// tensors.
+// Without moments, with one array (the momentum of SGD, or with frozen tensors an outer
+// optimizer's), with moments; without and with frozen tensors.
 class ReplicaSnapshotTest : public ::testing::TestWithParam<std::tuple<uint32_t, bool>> {};
 
 v1::RunSpec Spec(uint32_t sections, bool frozen) {
   v1::RunSpec spec = SmallSpec();
   if (sections == 3) spec.mutable_optimizer()->set_base(v1::BASE_OPTIMIZER_ADAMW);
-  if (sections == 2) {
+  if (sections == 2 && !frozen) spec.mutable_optimizer()->set_momentum(0.5f);
+  if (sections == 2 && frozen) {
     spec.clear_codec();
     spec.set_preset("diloco");
     spec.mutable_optimizer()->clear_base();
