@@ -93,6 +93,13 @@ BENCHMARKS = {
         timeout_min=120,
         about="every preset: held-out loss, bytes a token, time at 10 Mbit/s",
     ),
+    "replicators": Benchmark(
+        script="replicators.py",
+        targets=["//:coordinator", "//:agent", "//:trainer"],
+        environment="plots",
+        timeout_min=60,
+        about="FlexDeMo one factor at a time: rows, number formats, alpha, overlap; loss and bytes",
+    ),
     "durability": Benchmark(
         script="durability.py",
         targets=["//bench:rounds"],

@@ -64,11 +64,14 @@ class Trained:
         return min(loss for _, _, loss in self.curve)
 
 
-def train(binaries, text, method, lr, seed, steps=STEPS, every=100, nodes=None, box=None):
+def train(
+    binaries, text, method, lr, seed, steps=STEPS, every=100, nodes=None, box=None, drifts=False
+):
     """One run through the whole system.
 
     `method`: lines of a run spec that say how. `nodes`: ranks by name; one node has the batch of
-    all. `box`: a WanBox in which it takes place. All replicas must end equal.
+    all. `box`: a WanBox in which it takes place. All replicas must end equal, unless `drifts` says
+    that nothing keeps them so.
     """
     nodes = nodes or NODES
     spec = SPEC.format(
@@ -101,6 +104,6 @@ def train(binaries, text, method, lr, seed, steps=STEPS, every=100, nodes=None, 
         finally:
             cluster.stop()
     states = {summary["state_sha256"] for summary in summaries.values()}
-    if len(states) != 1:
+    if len(states) != 1 and not drifts:
         raise SystemExit(f"the nodes of a run ended with different states: {states}\n{spec}")
     return Trained(summaries[first], lines, time.monotonic() - started, len(nodes))
