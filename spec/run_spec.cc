@@ -25,6 +25,9 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
+// Components of a chunk, as the published package has them where nothing is said.
+constexpr uint32_t kPublishedTopK = 32;
+
 // Keeps the first error of the parser, with its place.
 class FirstError : public google::protobuf::io::ErrorCollector {
  public:
@@ -61,8 +64,15 @@ void FillTiming(v1::RunSpec* spec) {
 
 void FillCodec(v1::CodecSpec* codec) {
   if (codec->kind() == v1::CODEC_KIND_UNSPECIFIED) codec->set_kind(v1::CODEC_KIND_DEMO);
+  const bool published =
+      codec->kind() == v1::CODEC_KIND_DEMO && codec->rules() == v1::METHOD_RULES_PUBLISHED;
   if (codec->chunk_rule() == v1::CHUNK_RULE_UNSPECIFIED) {
-    codec->set_chunk_rule(v1::CHUNK_RULE_TILES);
+    codec->set_chunk_rule(published ? v1::CHUNK_RULE_DIVISOR : v1::CHUNK_RULE_TILES);
+  }
+  const bool has_density = codec->has_matrix_density() || codec->has_vector_density();
+  if (published && codec->chunk_rule() == v1::CHUNK_RULE_DIVISOR && codec->top_k() == 0 &&
+      !has_density) {
+    codec->set_top_k(kPublishedTopK);
   }
   if (codec->chunk_side() == 0) codec->set_chunk_side(64);
   if (!codec->has_matrix_density()) codec->set_matrix_density(32.0 / 4096);
@@ -95,13 +105,14 @@ void FillOptimizer(v1::OptimizerSpec* optimizer) {
   if (!optimizer->has_eps()) optimizer->set_eps(1e-8f);
 }
 
-// The published package has a shortcut for a node alone: all of the momentum is the update.
+// The published package has a shortcut for a node alone: all of the momentum is the update, and
+// none of it stays. (With every component sent, that is so but for the transform's round-off.)
 void FillAlone(v1::RunSpec* spec) {
   v1::CodecSpec* codec = spec->mutable_codec();
   if (codec->rules() != v1::METHOD_RULES_PUBLISHED || spec->nodes_size() != 1) return;
   if (SendsRows(*codec)) codec->set_rate(1);
   if (codec->kind() != v1::CODEC_KIND_DEMO) return;
-  codec->set_top_k(0);
+  if (codec->top_k() > 0) codec->set_top_k(codec->chunk_side() * codec->chunk_side());
   codec->set_matrix_density(1);
   codec->set_vector_density(1);
 }

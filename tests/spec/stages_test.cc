@@ -174,6 +174,30 @@ TEST(ReplicatorsTest, WhatIsFilledIn) {
   EXPECT_EQ(SpecOf("").codec().rules(), v1::METHOD_RULES_UNSPECIFIED);
 }
 
+TEST(ReplicatorsTest, ThePublishedRulesHaveThePublishedDefaults) {
+  v1::RunSpec spec = SpecOf("codec { rules: METHOD_RULES_PUBLISHED }");
+  EXPECT_EQ(spec.codec().chunk_rule(), v1::CHUNK_RULE_DIVISOR);
+  EXPECT_EQ(spec.codec().top_k(), 32u);
+  spec = SpecOf("codec { rules: METHOD_RULES_PUBLISHED chunk_rule: CHUNK_RULE_TILES }");
+  EXPECT_EQ(spec.codec().top_k(), 0u);
+  spec = SpecOf("codec { rules: METHOD_RULES_PUBLISHED vector_density: 0.5 }");
+  EXPECT_EQ(spec.codec().top_k(), 0u);
+  // A node alone sends all of its momentum.
+  const auto alone = [](const std::string& codec) {
+    auto parsed = ParseRunSpec(absl::StrCat(
+        "run: 'alone' steps: 9 nodes { name: 'a' } optimizer { lr: 0.01 } codec { rules: "
+        "METHOD_RULES_PUBLISHED ",
+        codec, " }"));
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    v1::RunSpec again = *parsed;
+    EXPECT_TRUE(CompleteRunSpec(&again).ok());
+    EXPECT_EQ(again.SerializeAsString(), parsed->SerializeAsString());
+    return *parsed;
+  };
+  EXPECT_EQ(alone("").codec().top_k(), 64u * 64);
+  EXPECT_EQ(alone("kind: CODEC_KIND_RANDOM rate: 0.25").codec().rate(), 1);
+}
+
 TEST(ReplicatorsTest, TheLearningRateThatActsTwiceIsWarnedOf) {
   EXPECT_TRUE(SpecWarnings(SpecOf("")).empty());
   EXPECT_TRUE(SpecWarnings(SpecOf("preset: 'full'")).empty());
