@@ -118,6 +118,17 @@ TEST(Deeds, AForkSaysWhatItStartsWithout) {
             "--run=second.\n");
 }
 
+TEST(Deeds, ACreatedRunIsWarnedOfARateThatActsTwice) {
+  v1::CreateRunResponse created;
+  created.mutable_spec()->set_run("first");
+  created.mutable_spec()->mutable_codec()->set_kind(v1::CODEC_KIND_DEMO);
+  created.mutable_spec()->mutable_codec()->set_sign(true);
+  EXPECT_EQ(CreatedText(created), "Run first is there; its agents join with --run=first.\n");
+  created.mutable_spec()->mutable_codec()->set_sign(false);
+  EXPECT_THAT(CreatedText(created), HasSubstr("\nWarning: codec.sign is false, so the learning "
+                                              "rate acts twice"));
+}
+
 TEST(Deeds, AnUpdateNamesItsRoundAndWhatChanges) {
   v1::UpdateRunResponse updated;
   updated.set_revision(2);
