@@ -56,8 +56,8 @@ void FillTiming(v1::RunSpec* spec) {
   if (timing->heartbeat_ms() == 0) timing->set_heartbeat_ms(3000);
   if (timing->grace_ms() == 0) timing->set_grace_ms(5000);
   // With a quorum of all nodes a round waits for everyone, however long that takes; and how long
-  // local steps take is the node's to know.
-  if (spec->source() == v1::SOURCE_PARAM_DELTA) return;
+  // local steps and steps alone take is the node's to know.
+  if (spec->source() == v1::SOURCE_PARAM_DELTA || HasStepsAlone(*spec)) return;
   const bool waits_for_all = EffectiveQuorum(*spec) >= static_cast<uint32_t>(spec->nodes_size());
   if (timing->deadline_ms() == 0 && !waits_for_all) timing->set_deadline_ms(60000);
 }

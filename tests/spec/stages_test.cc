@@ -169,6 +169,8 @@ TEST(ReplicatorsTest, WhatIsFilledIn) {
   EXPECT_EQ(random.optimizer().base(), v1::BASE_OPTIMIZER_SGD);
   EXPECT_EQ(StateSections(random), 1u);
   EXPECT_EQ(StateSections(SpecOf("optimizer { momentum: 0.9 }")), 2u);
+  EXPECT_EQ(SpecOf("quorum: 1").timing().deadline_ms(), 60000u);
+  EXPECT_EQ(SpecOf("quorum: 1 schedule { every: 9 } allow_drift: true").timing().deadline_ms(), 0u);
   // A spec of before these fields stays as it was.
   EXPECT_FALSE(SpecOf("").codec().has_lr_in_momentum());
   EXPECT_EQ(SpecOf("").codec().rules(), v1::METHOD_RULES_UNSPECIFIED);

@@ -103,9 +103,10 @@ std::vector<std::string> DemoShard::EncodeBlocks(uint64_t, float eta,
   return WriteContribution(*held_, options_.piece_bytes_max, components);
 }
 
-void DemoShard::DecodeSent(uint64_t, const ChunkPlace& place, const Components& sent,
-                           absl::Span<float> x) const {
-  DecodeComponents(place.shape, sent, x);
+DemoShard::Decoder DemoShard::DecoderOf(uint64_t) const {
+  return [](const ChunkPlace& place, const Components& sent, absl::Span<float> x) {
+    DecodeComponents(place.shape, sent, x);
+  };
 }
 
 absl::StatusOr<std::vector<std::string>> DemoShard::Encode(
@@ -132,6 +133,7 @@ void DemoShard::Settle(uint64_t round, bool included) {
 
 void DemoShard::GiveBack(uint64_t round, const Pending& pending) {
   const float scale = pending.decay * options_.codec.alpha();
+  const Decoder decode = DecoderOf(round);
   ParallelFor(pending.pieces.size(), threads(), [&](size_t i) {
     const absl::StatusOr<PieceView> piece = OpenPiece(grid(), pending.pieces[i]);
     ISTHMUS_CHECK(piece.ok());  // our own bytes
@@ -142,7 +144,7 @@ void DemoShard::GiveBack(uint64_t round, const Pending& pending) {
           const HeldBlock* held = held_->Find(place.block);
           ISTHMUS_CHECK(held != nullptr);
           scratch.resize(place.shape.elements());
-          DecodeSent(round, place, sent, absl::MakeSpan(scratch));
+          decode(place, sent, absl::MakeSpan(scratch));
           AddScaledChunk(place.shape, scale, scratch,
                          residual_[held->part].data() + held_->OffsetInPart(*held, place),
                          place.stride);

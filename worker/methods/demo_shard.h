@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,9 +50,11 @@ class DemoShard : public Method {
   // Lines 3 to 7 of all blocks: the pieces to send in `round`.
   virtual std::vector<std::string> EncodeBlocks(uint64_t round, float eta,
                                                 const std::vector<absl::Span<const float>>& data);
-  // What was sent of a chunk in `round`, decoded: `x` has the chunk's elements, row-major.
-  virtual void DecodeSent(uint64_t round, const ChunkPlace& place, const Components& sent,
-                          absl::Span<float> x) const;
+  // Decodes what was sent of a chunk: `x` has the chunk's elements, row-major. Thread-safe.
+  using Decoder =
+      std::function<void(const ChunkPlace& place, const Components& sent, absl::Span<float> x)>;
+  // Of what was sent in `round`.
+  virtual Decoder DecoderOf(uint64_t round) const;
 
   std::vector<std::vector<float>> residual_;  // [part]
 

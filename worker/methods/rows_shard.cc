@@ -1,5 +1,6 @@
 #include "worker/methods/rows_shard.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -75,11 +76,13 @@ void RowsShard::EncodeRows(const HeldBlock& held, float eta, absl::Span<const fl
   }
 }
 
-void RowsShard::DecodeSent(uint64_t round, const ChunkPlace& place, const Components& sent,
-                           absl::Span<float> x) const {
-  std::fill(x.begin(), x.end(), 0.0f);
-  const std::vector<uint32_t> elements = RowChoice(&grid(), options_.seed, round).Elements(place);
-  for (size_t i = 0; i < elements.size(); ++i) x[elements[i]] = sent.value[i];
+DemoShard::Decoder RowsShard::DecoderOf(uint64_t round) const {
+  return [rows = RowChoice(&grid(), options_.seed, round)](
+             const ChunkPlace& place, const Components& sent, absl::Span<float> x) {
+    std::fill(x.begin(), x.end(), 0.0f);
+    const std::vector<uint32_t> elements = rows.Elements(place);
+    for (size_t i = 0; i < elements.size(); ++i) x[elements[i]] = sent.value[i];
+  };
 }
 
 }  // namespace isthmus

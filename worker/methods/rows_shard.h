@@ -24,8 +24,7 @@ class RowsShard : public DemoShard {
  protected:
   std::vector<std::string> EncodeBlocks(uint64_t round, float eta,
                                         const std::vector<absl::Span<const float>>& data) override;
-  void DecodeSent(uint64_t round, const ChunkPlace& place, const Components& sent,
-                  absl::Span<float> x) const override;
+  Decoder DecoderOf(uint64_t round) const override;
 
  private:
   using DemoShard::DemoShard;
