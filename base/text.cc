@@ -55,6 +55,15 @@ std::string OneLine(absl::string_view text, size_t bytes_max) {
   return line;
 }
 
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const size_t bytes = CharacterBytes(text);
+    if (bytes == 0) return false;
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
+
 bool MatchesGlob(absl::string_view pattern, absl::string_view name) {
   // After a mismatch only the last '*' need take one character more: an earlier one could not reach
   // anything that the later one does not.

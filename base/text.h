@@ -13,6 +13,9 @@ namespace isthmus {
 // so that a sentence of a peer stays one line and protobuf takes it as a string.
 std::string OneLine(absl::string_view text, size_t bytes_max);
 
+// Whether all of `text` is UTF-8 (RFC 3629): protobuf takes no other strings.
+bool IsUtf8(absl::string_view text);
+
 // Whether `pattern` matches all of `name`; '*' stands for any characters, none included, everything
 // else for itself. Time: at most the product of the two lengths.
 bool MatchesGlob(absl::string_view pattern, absl::string_view name);

@@ -56,9 +56,9 @@ class Checker {
     }
     const v1::StoredRun& run = *state_.run;
     for (const v1::NodeSpec& node : run.spec().nodes()) names_.insert(node.name());
-    SpecRevisions revisions(run.spec());
-    for (const v1::StoredRevision& revision : run.revisions()) revisions.Add(revision);
-    rounds_ = revisions.rounds();
+    revisions_ = std::make_unique<SpecRevisions>(run.spec());
+    for (const v1::StoredRevision& revision : run.revisions()) revisions_->Add(revision);
+    rounds_ = revisions_->rounds();
     lines_->push_back(absl::StrCat("run '", run.spec().run(), "' of ", rounds_, " rounds, nodes ",
                                    absl::StrJoin(names_, ", ")));
     if (!run.has_manifest()) return absl::OkStatus();
@@ -117,6 +117,7 @@ class Checker {
       if (!update.ok()) return update.status();
       if (!knows_previous) previous = (*update)->record.previous_sha256();
       knows_previous = true;
+      ISTHMUS_RETURN_IF_ERROR(UseSpecOf(round));
       const absl::Status sound = CheckUpdate(**update, previous);
       if (!sound.ok()) return Broken(absl::StrCat("round ", round, ": ", sound.message()));
       previous = (*update)->record.sha256();
@@ -131,6 +132,17 @@ class Checker {
     lines_->push_back(absl::StrCat("settlements of rounds ", span_.first_settled(), " to ",
                                    span_.last_round(), "; last record ", HexPrefix(previous)));
     return absl::OkStatus();
+  }
+
+  // How payloads are written may change from revision to revision.
+  absl::Status UseSpecOf(uint64_t round) {
+    if (grid_ == nullptr || revisions_->RevisionOf(round) == grid_revision_) {
+      return absl::OkStatus();
+    }
+    grid_revision_ = revisions_->RevisionOf(round);
+    const absl::Status taken = grid_->TakeCodec(revisions_->SpecOf(round).codec());
+    if (taken.ok()) return absl::OkStatus();
+    return Broken(absl::StrCat("the spec of round ", round, ": ", taken.message()));
   }
 
   absl::Status CheckUpdate(const StoredUpdate& update, const std::string& previous) const {
@@ -337,7 +349,9 @@ class Checker {
   v1::StoredSpan span_;
   uint64_t rounds_ = 0;  // of the run, as its last spec has it
   std::set<std::string> names_;
-  std::unique_ptr<Grid> grid_;
+  std::unique_ptr<SpecRevisions> revisions_;
+  std::unique_ptr<Grid> grid_;  // with the codec of that revision
+  uint64_t grid_revision_ = 1;
 };
 
 // A database that is being written cannot be read as a whole.

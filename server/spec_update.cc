@@ -116,6 +116,16 @@ class Silent final : public google::protobuf::io::ErrorCollector {
   void AddError(int, google::protobuf::io::ColumnNumber, const std::string&) override {}
 };
 
+// "; give A, B or C" of an enum; empty: of anything else.
+std::string ValuesOf(const FieldDescriptor& field) {
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_ENUM) return "";
+  std::vector<std::string> names;
+  for (int i = 1; i < field.enum_type()->value_count(); ++i) {  // the first is none
+    names.push_back(field.enum_type()->value(i)->name());
+  }
+  return absl::StrCat("; give ", absl::StrJoin(names, ", "));
+}
+
 absl::Status SetField(absl::string_view assignment, v1::RunSpec* spec) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(assignment, absl::MaxSplits('=', 1));
@@ -124,6 +134,11 @@ absl::Status SetField(absl::string_view assignment, v1::RunSpec* spec) {
                               "' sets nothing; write FIELD=VALUE, such as optimizer.lr=0.0005"));
   }
   ISTHMUS_ASSIGN_OR_RETURN(const Place place, Find(parts.first, spec));
+  if (parts.first == "preset") {
+    return Wrong(absl::StrCat("'", OneLine(assignment, kReasonBytesMax),
+                              "': the spec has every value of its preset, and another name changes "
+                              "none of them; give a whole spec, with --spec"));
+  }
   Clear(place);
   if (parts.second.empty()) return absl::OkStatus();
   const bool is_text = place.field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
@@ -138,7 +153,7 @@ absl::Status SetField(absl::string_view assignment, v1::RunSpec* spec) {
     return absl::OkStatus();
   }
   return Wrong(absl::StrCat("'", OneLine(assignment, kReasonBytesMax), "': that is no ",
-                            place.field->cpp_type_name(), " value"));
+                            place.field->cpp_type_name(), " value", ValuesOf(*place.field)));
 }
 
 // What `last` has only because other fields are as they are.
@@ -221,6 +236,7 @@ absl::StatusOr<v1::RunSpec> UpdatedSpec(const v1::RunSpec& last, const std::stri
     ISTHMUS_RETURN_IF_ERROR(SetField(assignment, &spec));
   }
   ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckAllCounts(spec));
   return spec;
 }
 

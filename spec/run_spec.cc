@@ -143,6 +143,8 @@ absl::Status WithoutEffect(absl::string_view field, absl::string_view where) {
       absl::StrCat(field, " has no effect with ", where, "; leave it out"));
 }
 
+}  // namespace
+
 // Who writes a value expects something of it: one that nothing reads is a mistake, and a run of
 // days is no place to find it. In a complete spec it shows as another value than the default's.
 absl::Status CheckAllCounts(const v1::RunSpec& complete) {
@@ -151,7 +153,7 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
   const v1::CodecSpec &codec = complete.codec(), &plain = bare.codec();
   const bool is_demo = codec.kind() == v1::CODEC_KIND_DEMO;
   const bool has_tiles = is_demo || codec.kind() == v1::CODEC_KIND_DCT;
-  if (!is_demo) {
+  {
     const std::string kind = absl::StrCat("codec.kind ", v1::CodecKind_Name(codec.kind()));
     const std::pair<absl::string_view, bool> idle[] = {
         {"codec.matrix_density", !has_tiles && codec.matrix_density() != plain.matrix_density()},
@@ -159,7 +161,7 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
         {"codec.top_k", !has_tiles && codec.top_k() != plain.top_k()},
         {"codec.sign", IsOuter(complete) && codec.sign()},
         {"codec.numbers",
-         codec.has_numbers() && codec.kind() != v1::CODEC_KIND_NUMBERS && !SendsRows(codec)},
+         codec.has_numbers() && codec.kind() != v1::CODEC_KIND_NUMBERS && !HasMomentum(codec)},
         {"codec.topk_chunk", codec.topk_chunk() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
         {"codec.topk_k", codec.topk_k() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
         {"codec.beta", !HasMomentum(codec) && codec.beta() != plain.beta()},
@@ -191,8 +193,6 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
   if (text.size() > kRunSpecFileBytesMax) {

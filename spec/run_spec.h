@@ -32,6 +32,9 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec);
 // What an operator should know of a spec that holds: a sentence each. Complete specs.
 std::vector<std::string> SpecWarnings(const v1::RunSpec& spec);
 
+// Whether something reads every value of a complete spec. INVALID_ARGUMENT: one that has no effect.
+absl::Status CheckAllCounts(const v1::RunSpec& complete);
+
 // The quorum with 0 resolved to the number of nodes.
 uint32_t EffectiveQuorum(const v1::RunSpec& spec);
 

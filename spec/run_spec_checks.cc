@@ -4,12 +4,14 @@
 #include <unordered_set>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "spec/presets.h"
 #include "spec/rounds.h"
 #include "spec/rows.h"
@@ -80,6 +82,11 @@ absl::Status CheckPatterns(absl::string_view field, size_t least, size_t most,
     ISTHMUS_RETURN_IF_ERROR(CheckRange(absl::StrCat("the length of ", field, "[", i, "]"),
                                        patterns[i].size(), 1, kTensorNameBytesMax,
                                        "give a tensor name with '*' for any characters"));
+    // A text file can spell bytes that no message may hold: stored, nobody could read them again.
+    if (IsUtf8(patterns[i])) continue;
+    return Refuse(absl::StrCat(field, "[", i, "]"),
+                  absl::StrCat("'", absl::CHexEscape(patterns[i].substr(0, kNameBytesMax)), "'"),
+                  "give a tensor name in UTF-8");
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
@@ -126,15 +127,8 @@ absl::Status CheckSchedule(const v1::RunSpec& spec) {
                 "with source SOURCE_UPDATE_SIGN every step is a round; give 1");
 }
 
-// The largest and the smallest learning rate that rounds step by.
-absl::Status CheckOuterStep(const v1::RunSpec& spec) {
-  const v1::OuterSpec& outer = spec.outer();
-  if (!v1::OuterKind_IsValid(outer.kind()) || outer.kind() == v1::OUTER_KIND_UNSPECIFIED) {
-    return Refuse("outer.kind", static_cast<int>(outer.kind()),
-                  "give OUTER_KIND_NESTEROV or another one of stages.proto");
-  }
-  const OuterReads reads = ReadsOf(outer.kind());
-  const bool random = reads.sign && IsRandom(outer.sign());
+// Fields that are given and that the rule does not read, by comma; empty: there are none.
+std::string IdleFields(const v1::OuterSpec& outer, const OuterReads& reads) {
   const std::pair<absl::string_view, bool> idle[] = {
       {"outer.lr", outer.has_lr() && !reads.lr},
       {"outer.momentum", outer.has_momentum() && !reads.momentum},
@@ -147,14 +141,45 @@ absl::Status CheckOuterStep(const v1::RunSpec& spec) {
       {"outer.weight_decay", outer.has_weight_decay() && !reads.decay},
       {"outer.divide_by_gamma", outer.has_divide_by_gamma() && !reads.sign},
       {"outer.sign", outer.sign() != v1::OUTER_SIGN_UNSPECIFIED && !reads.sign},
-      {"outer.bound", outer.has_bound() && !random},
+      {"outer.bound", outer.has_bound() && !(reads.sign && IsRandom(outer.sign()))},
   };
+  std::string fields;
   for (const auto& [field, is_given] : idle) {
-    if (!is_given) continue;
+    if (is_given) absl::StrAppend(&fields, fields.empty() ? "" : ", ", field);
+  }
+  return fields;
+}
+
+// With the rates that rounds step by: the largest, and those of the first round and the last, of
+// which one is the smallest.
+absl::Status CheckOuterRates(const v1::RunSpec& spec) {
+  const float first = RoundLearningRate(spec, 1), last = RoundLearningRate(spec, Rounds(spec));
+  for (const float gamma : {spec.optimizer().lr(), first, last}) {
+    ISTHMUS_RETURN_IF_ERROR(Within(
+        absl::StrCat("outer, where the learning rate is ", gamma),
+        CheckOuterSettings(OuterSettingsOf(spec.outer(), gamma), static_cast<double>(gamma))));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOuterStep(const v1::RunSpec& spec) {
+  const v1::OuterSpec& outer = spec.outer();
+  if (!v1::OuterKind_IsValid(outer.kind()) || outer.kind() == v1::OUTER_KIND_UNSPECIFIED) {
+    return Refuse("outer.kind", static_cast<int>(outer.kind()),
+                  "give OUTER_KIND_NESTEROV or another one of stages.proto");
+  }
+  const OuterReads reads = ReadsOf(outer.kind());
+  if (!v1::OuterSign_IsValid(outer.sign())) {
+    return Refuse("outer.sign", static_cast<int>(outer.sign()),
+                  "give OUTER_SIGN_EXACT or another one of stages.proto");
+  }
+  const bool random = reads.sign && IsRandom(outer.sign());
+  if (const std::string idle = IdleFields(outer, reads); !idle.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        field, " has no effect with outer.kind ", v1::OuterKind_Name(outer.kind()),
+        idle, absl::StrContains(idle, ',') ? " have" : " has", " no effect with outer.kind ",
+        v1::OuterKind_Name(outer.kind()),
         reads.sign ? absl::StrCat(" and outer.sign ", v1::OuterSign_Name(outer.sign())) : "",
-        "; leave it out"));
+        "; leave that out"));
   }
   if (outer.has_bound() && !(outer.bound() >= 0)) {
     return Refuse("outer.bound", outer.bound(), "give a number above 0, or 0 for the largest |c|");
@@ -164,13 +189,7 @@ absl::Status CheckOuterStep(const v1::RunSpec& spec) {
                   "the largest |c| of a tensor is known to no single rank; give a bound, or "
                   "PLACEMENT_HOSTED");
   }
-  const float last = RoundLearningRate(spec, Rounds(spec));
-  for (const float gamma : {spec.optimizer().lr(), last}) {
-    ISTHMUS_RETURN_IF_ERROR(
-        Within(absl::StrCat("outer, where the learning rate is ", gamma),
-               CheckOuterSettings(OuterSettingsOf(outer, gamma), static_cast<double>(gamma))));
-  }
-  return absl::OkStatus();
+  return CheckOuterRates(spec);
 }
 
 absl::Status CheckAggregateStage(const v1::RunSpec& spec) {
@@ -201,9 +220,14 @@ absl::Status CheckAggregateStage(const v1::RunSpec& spec) {
                   absl::StrCat("a round has up to ", StepsOfRoundMax(spec),
                                " steps; give that or more, at most ", kStepsMax));
   }
-  if (aggregate.tokens_max() == 0 || aggregate.tokens_max() > kTokensMax) {
+  // What a node of this project reads in a round; 0 where the spec does not say.
+  const uint64_t read = uint64_t{spec.data().sequences_per_node()} * spec.model().context();
+  const double least = static_cast<double>(read) * static_cast<double>(StepsOfRoundMax(spec));
+  if (aggregate.tokens_max() == 0 || aggregate.tokens_max() > kTokensMax ||
+      static_cast<double>(aggregate.tokens_max()) < std::min<double>(least, kTokensMax)) {
     return Refuse("aggregate.tokens_max", aggregate.tokens_max(),
-                  absl::StrCat("give 1 to ", kTokensMax));
+                  absl::StrCat("a round has up to ", least,
+                               " tokens of a node; give that or more, at most ", kTokensMax));
   }
   if (aggregate.carry_rounds() > kCarryRoundsMax) {
     return Refuse("aggregate.carry_rounds", aggregate.carry_rounds(),

@@ -60,6 +60,10 @@ TEST(SpecUpdate, WhatIsNoFieldOrNoValueIsNamed) {
   EXPECT_THAT(Changes(last, {"steps=many"}), HasSubstr("that is no uint64 value"));
   EXPECT_THAT(Changes(last, {"steps=5 quorum: 1"}), HasSubstr("that is no uint64 value"));
   EXPECT_THAT(Changes(last, {"steps=0"}), HasSubstr("steps is 0"));
+  EXPECT_THAT(Changes(last, {"codec.chunk_rule=X"}),
+              HasSubstr("that is no enum value; give CHUNK_RULE_TILES, CHUNK_RULE_DIVISOR"));
+  EXPECT_THAT(Changes(last, {"codec.topk_k=3"}), HasSubstr("codec.topk_k has no effect"));
+  EXPECT_THAT(Changes(last, {"preset=full"}), HasSubstr("give a whole spec, with --spec"));
   EXPECT_THAT(Changes(last, std::vector<std::string>(65, "steps=5")), HasSubstr("limit is 64"));
 }
 

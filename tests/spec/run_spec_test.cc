@@ -124,6 +124,8 @@ TEST(RunSpecTest, ModelAndDataRefusals) {
   ExpectRefused("model { context: 0 }", "model.context is 0;");
   ExpectRefused("model { vocab: 255 }", "model.vocab is 255;");
   ExpectRefused("model { frozen: '' }", "the length of model.frozen[0] is 0;");
+  // Stored it could not be read again.
+  ExpectRefused("model { frozen: '\\377*' }", "model.frozen[0] is '\\xff*'; give a tensor name in");
   ExpectRefused("data { sequences_per_node: 0 }", "data.sequences_per_node is 0;");
   ExpectRefused("data { heldout_permille: 1000 }", "data.heldout_permille is 1000;");
 }

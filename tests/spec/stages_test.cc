@@ -304,6 +304,15 @@ TEST(StagesTest, Refusals) {
       {Outer("ASSIGN", "weight_decay: 0.1"), "outer.weight_decay has no effect"},
       {Outer("SIGN_MOMENTUM", "beta1: 1.5"), "outer.beta1 is 1.5"},
       {Outer("SIGN_MOMENTUM", "bound: 4"), "outer.bound has no effect"},
+      {Outer("SIGN_MOMENTUM", "sign: 7"), "outer.sign is 7"},
+      {Outer("NESTEROV", "alpha: 1 beta: 0.5 eps: 1"),
+       "outer.alpha, outer.beta, outer.eps have no effect with outer.kind OUTER_KIND_NESTEROV"},
+      // The smallest rate may be that of the first round.
+      {Outer("SLOWMO") + "steps: 100000000 optimizer { lr: 1e-6 warmup_steps: 100000000 } "
+                         "schedule { local_steps: 1 }",
+       "where the learning rate is 1e-14"},
+      {absl::StrCat(Outer("NESTEROV"), kModel, "aggregate { tokens_max: 5 }"),
+       "aggregate.tokens_max is 5; a round has up to 1280 tokens of a node"},
       {Outer("SIGN_MOMENTUM", "eta: 100 weight_decay: 10"), "weight_decay"},
       {Outer("SIGN_MOMENTUM") + "optimizer { lr_final_ratio: 0 }", "learning rate is 0"},
       {Outer("LION"), "it is the step of votes"},
