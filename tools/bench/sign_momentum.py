@@ -45,13 +45,14 @@ METHODS = {
     "dist_sign_momentum": ('preset: "dist_sign_momentum"', None),
 }
 SHORT = "dist_sign_momentum_short"
-# The same number of points for each. An outer momentum multiplies what the nodes' rate does, by 2
-# and by 7 with the defaults of slowmo and diloco, so their grids lie lower.
+# The same number of points for each: learning rates. An outer momentum multiplies what the nodes'
+# rate does, by 2 and by 7 with the defaults of slowmo and diloco, so their grids lie lower; diloco
+# has one point more, with another outer learning rate than its paper's 0.7.
 GRID = {
     ADAMW: (0.0015, 0.003, 0.006, 0.009),
     "local_sgd": (0.0015, 0.003, 0.006, 0.009),
     "slowmo": (0.00075, 0.0015, 0.003, 0.006),
-    "diloco": (0.0005, 0.001, 0.0015, 0.003),
+    "diloco": (0.0005, 0.001, 0.0015, 0.003, (0.0015, "outer { lr: 0.4 }")),
     SHORT: (0.0015, 0.003, 0.006, 0.009),
     "dist_sign_momentum": (0.0015, 0.003, 0.006, 0.009),
 }
@@ -59,15 +60,23 @@ CHOSEN = {
     ADAMW: 0.003,
     "local_sgd": 0.003,
     "slowmo": 0.0015,
-    "diloco": 0.001,
+    "diloco": (0.0015, "outer { lr: 0.4 }"),
     SHORT: 0.006,
     "dist_sign_momentum": 0.006,
 }
 
 
-def run(binaries, text, method, lr, seed, steps):
-    """One run of a method; says what it reached."""
+def lr_of(point):
+    """The learning rate of a point, which may have further lines of a spec beside it."""
+    return point[0] if isinstance(point, tuple) else point
+
+
+def run(binaries, text, method, point, seed, steps):
+    """One run of a method at a point of its grid; says what it reached."""
     spec, _ = METHODS[method]
+    lr = lr_of(point)
+    if isinstance(point, tuple):
+        spec += f" {point[1]}"
     nodes = None
     if method == ADAMW:
         nodes = {"frankfurt": 2}
@@ -75,7 +84,7 @@ def run(binaries, text, method, lr, seed, steps):
         spec += f" schedule {{ local_steps: {H} }}"
     trained = train(binaries, text, spec, lr, seed, steps=steps, every=EVAL_EVERY, nodes=nodes)
     print(
-        f"{method:24} lr {lr:<6} seed {seed:<3} held-out {trained.val:.4f}"
+        f"{method:24} at {point!s:<6} seed {seed:<3} held-out {trained.val:.4f}"
         f"  best {trained.best():.4f}  {trained.rounds} rounds  {trained.seconds:.0f} s",
         flush=True,
     )
@@ -86,13 +95,13 @@ def tune(binaries, text, steps, methods):
     """Every point of the grid with the seed of the tuning; says which is best."""
     agree = True
     for method in methods:
-        reached = {lr: run(binaries, text, method, lr, TUNE_SEED, steps).val for lr in GRID[method]}
+        reached = {at: run(binaries, text, method, at, TUNE_SEED, steps).val for at in GRID[method]}
         best = min(reached, key=reached.get)
         agree = agree and best == CHOSEN[method]
-        for lr, loss in reached.items():
+        for number, (point, loss) in enumerate(reached.items()):
             print(
-                f"result sign_momentum_tune method={method} lr={lr} val={loss:.4f}"
-                f" best={int(lr == best)}",
+                f"result sign_momentum_tune method={method} point={number} lr={lr_of(point)}"
+                f" val={loss:.4f} best={int(point == best)}",
                 flush=True,
             )
     print(f"result sign_momentum_tune chosen_is_best={int(agree)} met={int(agree)}")
@@ -149,8 +158,9 @@ def compare(binaries, text, steps, out, methods):
         print(
             f"result sign_momentum method={method} params={parameters}"
             f" tokens={steps * TOKENS_A_STEP} h={1 if method == ADAMW else H}"
-            f" lr={CHOSEN[method]} seeds={len(ratios)} val={mean[method]:.4f} ratio={ratio:.4f}"
-            f" ratio_max={max(ratios):.4f} bar={bar if bar is not None else 'none'} met={int(met)}",
+            f" lr={lr_of(CHOSEN[method])} seeds={len(ratios)} val={mean[method]:.4f}"
+            f" ratio={ratio:.4f} ratio_max={max(ratios):.4f}"
+            f" bar={bar if bar is not None else 'none'} met={int(met)}",
             flush=True,
         )
 
