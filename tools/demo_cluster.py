@@ -60,6 +60,8 @@ class Cluster:
         self.under = {}
         self.environment = {}
         self.routes = {}
+        # In a box: sites of processes that run elsewhere than the rest of their node.
+        self.places = {}
         self._log_begins = {}
         self.address = None
         self.spec_file = self.folder / "run.txtpb"
@@ -170,7 +172,8 @@ class Cluster:
             environment.update(self.environment.get(key, {}))
         command = [*under, self.binaries[program], *flags, *more]
         if self.box:
-            command = self.box.command(self._place(program, rest), command)
+            place = self.places.get(name) or self._place(program, rest)
+            command = self.box.command(place, command)
         with open(self.log_file(name), "ab") as log:  # a process that starts again adds to it
             self._log_begins[name] = log.tell()
             self.processes[name] = subprocess.Popen(

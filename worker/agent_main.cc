@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/main_flags.h"
@@ -27,7 +28,13 @@ ABSL_FLAG(std::string, node, "", "name of this node, as the run's spec names it"
 ABSL_FLAG(std::string, run, "", "the run to take part in; empty: the only one of the coordinator");
 ABSL_FLAG(std::string, coordinator, "", "HOST:PORT of the coordinator");
 ABSL_FLAG(uint32_t, ranks, 1, "number of trainer processes of this node");
-ABSL_FLAG(std::string, listen, "", "unix:PATH of the socket for the ranks");
+ABSL_FLAG(
+    std::string, listen, "",
+    "where the ranks reach it: unix:PATH, and HOST:PORT for those on other hosts of the node; "
+    "several with commas between");
+ABSL_FLAG(bool, allow_plaintext, false,
+          "serve the ranks without encryption on addresses that other machines can reach: inside "
+          "the node's own network only");
 ABSL_FLAG(std::string, state_dir, "",
           "folder for the node's secret; without it a restarted agent cannot take its node over");
 ABSL_FLAG(bool, exit_when_finished, false,
@@ -49,6 +56,10 @@ int Fail(int code, absl::string_view sentence) {
   return code;
 }
 
+std::vector<std::string> Listened() {
+  return absl::StrSplit(absl::GetFlag(FLAGS_listen), ',', absl::SkipEmpty());
+}
+
 absl::Status CheckFlags() {
   for (const auto& [name, value] : {std::make_pair("node", absl::GetFlag(FLAGS_node)),
                                     std::make_pair("coordinator", absl::GetFlag(FLAGS_coordinator)),
@@ -56,12 +67,16 @@ absl::Status CheckFlags() {
     if (value.empty()) return absl::InvalidArgumentError(absl::StrCat("--", name, " is missing"));
   }
   ISTHMUS_RETURN_IF_ERROR(CheckLogLevel(absl::GetFlag(FLAGS_log_level)));
-  if (!absl::StartsWith(absl::GetFlag(FLAGS_listen), "unix:")) {
-    return absl::InvalidArgumentError(absl::StrCat("--listen is '", absl::GetFlag(FLAGS_listen),
-                                                   "'; ranks reach their agent over unix:PATH"));
-  }
-  if (const auto address = ParseAddress(absl::GetFlag(FLAGS_listen)); !address.ok()) {
-    return address.status();
+  for (const std::string& text : Listened()) {
+    const auto address = ParseAddress(text);
+    if (!address.ok()) return address.status();
+    if (!IsLocal(*address) && !absl::GetFlag(FLAGS_allow_plaintext)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--listen is '", text,
+          "', which other machines can reach, and ranks speak without "
+          "encryption; give an address of the node's own network with --allow_plaintext, or "
+          "unix:PATH where all ranks are on this machine"));
+    }
   }
   return absl::OkStatus();
 }
@@ -76,11 +91,13 @@ void WaitForEnd(const sigset_t& signals, Agent* agent) {
 
 // A coordinator that does not answer must not keep us: the lease ends without our word, too.
 void StopInTime() {
-  static std::string* const socket =
-      new std::string(ParseAddress(absl::GetFlag(FLAGS_listen))->unix_path);
+  static auto* const sockets = new std::vector<std::string>();
+  for (const std::string& text : Listened()) sockets->push_back(ParseAddress(text)->unix_path);
   struct sigaction action = {};
   action.sa_handler = [](int) {
-    unlink(socket->c_str());
+    for (const std::string& socket : *sockets) {
+      if (!socket.empty()) unlink(socket.c_str());
+    }
     _exit(0);
   };
   sigaction(SIGALRM, &action, nullptr);
@@ -102,12 +119,13 @@ int Serve(const sigset_t& signals) {
   }
   GrpcServerOptions server_options;
   server_options.host = agent->get();
-  server_options.addresses = {absl::GetFlag(FLAGS_listen)};
+  server_options.addresses = Listened();
+  server_options.allow_plaintext_beyond_loopback = absl::GetFlag(FLAGS_allow_plaintext);
   absl::StatusOr<std::unique_ptr<GrpcServer>> server = GrpcServer::Start(server_options);
   if (!server.ok()) return Fail(1, server.status().message());
   (*server)->SetServing(true);
   LogInfo("serving", {{"node", options.node},
-                      {"address", absl::GetFlag(FLAGS_listen)},
+                      {"address", absl::StrJoin((*server)->addresses(), ",")},
                       {"ranks", absl::StrCat(options.ranks)},
                       {"coordinator", options.coordinator}});
   if (const auto ready = WriteReadyFile(absl::GetFlag(FLAGS_ready_file), (*server)->addresses());

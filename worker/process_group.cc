@@ -3,6 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -12,7 +15,6 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
@@ -128,18 +130,45 @@ class GlooGroup final : public C10dGroup {
   }
 };
 
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+// This host's own address on the way to another one; empty: there is none, or no way.
+std::string AddressTowards(const std::string& host) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), "1", &hints, &found) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, &freeaddrinfo);
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return "";
+  // Connecting a datagram socket sends nothing; it only looks up the route.
+  sockaddr_storage own = {};
+  socklen_t size = sizeof(own);
+  auto* const address = reinterpret_cast<sockaddr*>(&own);
+  const bool routed =
+      connect(fd, found->ai_addr, found->ai_addrlen) == 0 && getsockname(fd, address, &size) == 0;
+  close(fd);
+  char text[NI_MAXHOST] = "";
+  if (routed) getnameinfo(address, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  return text;
 }
 
-// `host` is where rank 0 listens: a group on one machine needs no other interface than loopback.
+// Where this rank listens for the others. `host` is where rank 0 does: the way to it leads through
+// the network that the ranks share, loopback where all are on one machine. Users name another
+// interface by the variable that c10d knows.
+std::shared_ptr<::gloo::transport::Device> GlooDevice(const std::string& host) {
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  if (interface != nullptr && *interface != '\0') {
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  const std::string own = AddressTowards(host);
+  return own.empty() ? c10d::ProcessGroupGloo::createDefaultDevice()
+                     : c10d::ProcessGroupGloo::createDeviceForHostname(own);
+}
+
 std::unique_ptr<ProcessGroup> ConnectGloo(c10::intrusive_ptr<c10d::Store> store, int rank,
                                           int ranks, const std::string& host) {
   auto options =
       c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(kCollectiveTimeoutMs));
-  options->devices.push_back(IsLoopback(host)
-                                 ? c10d::ProcessGroupGloo::createDeviceForHostname(host)
-                                 : c10d::ProcessGroupGloo::createDefaultDevice());
+  options->devices.push_back(GlooDevice(host));
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
   return std::make_unique<GlooGroup>(std::move(backend), std::move(store));
 }

@@ -19,6 +19,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "spec/manifest.h"
+#include "spec/piece_cut.h"
 #include "spec/rounds.h"
 #include "worker/batch.h"
 #include "worker/checkpoint.h"
@@ -207,6 +208,11 @@ absl::Status Replica::SetState(TrainState state) {
     std::vector<TensorPart<const float>> x = AsConst(parameters);
     for (size_t i = 0; i < x.size(); ++i) x[i].data = state.parameters[i];
     ISTHMUS_RETURN_IF_ERROR(method_->StartAt(x));
+  }
+  // Of a set of another number of ranks the pieces of all are there.
+  for (PendingContribution& sent : state.method.pending) {
+    ISTHMUS_ASSIGN_OR_RETURN(sent.pieces,
+                             CutPieces(model_->grid(), method_->ranges(), std::move(sent.pieces)));
   }
   ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state.method)));
   if (inner_.has_value()) ISTHMUS_RETURN_IF_ERROR(inner_->SetState(std::move(state.inner)));

@@ -38,14 +38,23 @@ absl::Status CheckFacts(const TrainFacts& wanted, const TrainFacts& found,
                               " (another --start_file or seed)"));
 }
 
-// This rank's file, or why it is of no use.
-absl::StatusOr<TrainState> ReadOwn(TrainCheckpoints* checkpoints, uint64_t round,
-                                   const TrainFacts& wanted, const std::vector<StatePart>& parts) {
-  const std::string path = checkpoints->PathOf(round);
+// This rank's file, or its share of those of another number of ranks; or why they are of no use.
+absl::StatusOr<TrainState> ReadOwn(TrainCheckpoints* checkpoints, uint64_t round, TrainFacts wanted,
+                                   const std::vector<StatePart>& parts) {
+  const std::vector<std::string> paths = checkpoints->PathsOf(round);
+  if (paths.empty()) return absl::NotFoundError("this rank has no file of it");
   // Before its parts, whose refusal would say less.
-  ISTHMUS_ASSIGN_OR_RETURN(const TrainFacts facts, ReadTrainFacts(path));
-  ISTHMUS_RETURN_IF_ERROR(CheckFacts(wanted, facts, path));
-  return ReadTrainState(path, parts);
+  ISTHMUS_ASSIGN_OR_RETURN(const TrainFacts facts, ReadTrainFacts(paths[0]));
+  if (facts.ranks == wanted.ranks) {
+    ISTHMUS_RETURN_IF_ERROR(CheckFacts(wanted, facts, paths[0]));
+    return ReadTrainState(paths[0], parts);
+  }
+  const uint32_t rank = std::exchange(wanted.rank, 0);
+  wanted.ranks = facts.ranks;
+  ISTHMUS_RETURN_IF_ERROR(CheckFacts(wanted, facts, paths[0]));
+  ISTHMUS_ASSIGN_OR_RETURN(TrainState state, ReadTrainStates(paths, parts));
+  if (rank > 0) state.method.work.tokens = 0;  // the first rank speaks for all that were read
+  return state;
 }
 
 }  // namespace

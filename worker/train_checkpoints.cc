@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -62,6 +63,8 @@ std::optional<uint32_t> RanksOf(absl::string_view name) {
   return ranks;
 }
 
+bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
 std::vector<uint64_t> RoundsIn(const std::string& folder) {
   std::vector<uint64_t> rounds;
   for (const std::string& name : NamesIn(folder)) {
@@ -106,31 +109,49 @@ std::string TrainCheckpoints::FolderOf(uint64_t round) const {
   return absl::StrFormat("%s/%s%010u", folder_, kRoundPrefix, round);
 }
 
-std::string TrainCheckpoints::PathOf(uint64_t round) const {
-  return absl::StrCat(FolderOf(round), "/", kRankPrefix, rank_, "-of-", ranks_, kSuffix);
+std::string TrainCheckpoints::PathOf(uint64_t round, uint32_t rank, uint32_t ranks) const {
+  return absl::StrCat(FolderOf(round), "/", kRankPrefix, rank, "-of-", ranks, kSuffix);
+}
+
+std::vector<std::string> TrainCheckpoints::PathsOf(uint64_t round) const {
+  if (Exists(PathOf(round))) return {PathOf(round)};
+  for (const uint32_t ranks : OtherRanks(round)) {
+    std::vector<std::string> paths;
+    for (uint32_t rank = 0; rank < ranks; ++rank) paths.push_back(PathOf(round, rank, ranks));
+    if (std::all_of(paths.begin(), paths.end(), Exists)) return paths;
+  }
+  return {};
+}
+
+std::set<uint32_t> TrainCheckpoints::OtherRanks(uint64_t round) const {
+  std::set<uint32_t> others;
+  for (const std::string& name : NamesIn(FolderOf(round))) {
+    const auto ranks = RanksOf(name);
+    if (ranks.has_value() && *ranks != ranks_ && *ranks <= kRanksMax) others.insert(*ranks);
+  }
+  return others;
 }
 
 absl::Status TrainCheckpoints::CheckRanks() const {
+  if (!Rounds().empty()) return absl::OkStatus();
   for (const uint64_t round : RoundsIn(folder_)) {
-    bool any = false;
-    for (const std::string& name : NamesIn(FolderOf(round))) {
-      const auto ranks = RanksOf(name);
-      if (!ranks.has_value()) continue;
-      any = true;
-      if (*ranks == ranks_) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("the checkpoint of round ", round, " in '", folder_, "' was made by ",
-                       *ranks, " ranks, this node has ", ranks_, "; start ", *ranks,
-                       " of them, or name another --checkpoint_dir and begin anew"));
-    }
-    if (any) return absl::OkStatus();  // the newest decides
+    const std::set<uint32_t> others = OtherRanks(round);
+    if (others.empty()) continue;
+    const uint32_t ranks = *others.begin();
+    uint32_t lacking = 0;
+    while (Exists(PathOf(round, lacking, ranks))) ++lacking;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the checkpoint of round ", round, " in '", folder_, "' was made by ", ranks,
+        " ranks, this node has ", ranks_, ", and the file of rank ", lacking,
+        " is not there; copy all files of the set into one folder that all ranks see, start ",
+        ranks, " ranks, or name another --checkpoint_dir and begin anew"));
   }
   return absl::OkStatus();
 }
 
 std::vector<uint64_t> TrainCheckpoints::Rounds() const {
   std::vector<uint64_t> rounds = RoundsIn(folder_);
-  const auto lacks = [this](uint64_t round) { return access(PathOf(round).c_str(), F_OK) != 0; };
+  const auto lacks = [this](uint64_t round) { return PathsOf(round).empty(); };
   rounds.erase(std::remove_if(rounds.begin(), rounds.end(), lacks), rounds.end());
   return rounds;
 }
@@ -145,12 +166,17 @@ void TrainCheckpoints::Resume(uint64_t round) {
 }
 
 void TrainCheckpoints::SetAside(uint64_t round) {
-  const std::string path = PathOf(round);
-  std::rename(path.c_str(), absl::StrCat(path, ".damaged").c_str());
+  for (const std::string& path : PathsOf(round)) {
+    std::rename(path.c_str(), absl::StrCat(path, ".damaged").c_str());
+  }
 }
 
 void TrainCheckpoints::Remove(uint64_t round) const {
   unlink(PathOf(round).c_str());
+  for (const uint32_t ranks : OtherRanks(round)) {
+    if (rank_ > 0) break;  // one is enough
+    for (uint32_t rank = 0; rank < ranks; ++rank) unlink(PathOf(round, rank, ranks).c_str());
+  }
   rmdir(FolderOf(round).c_str());  // the last rank's call succeeds
 }
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/limits.h"
 #include "base/safetensors.h"
 #include "base/sha256.h"
@@ -235,18 +236,81 @@ absl::Status CheckSha256(const SafetensorsFile& file) {
                                            ", it says another one"));
 }
 
-absl::Status ReadParts(const SafetensorsFile& file, const char* kind,
-                       const std::vector<StatePart>& parts,
+// Where the values of a kind of tensor lie, over all files of a set.
+class Pieces {
+ public:
+  // Takes the file's entries of this kind.
+  void Add(const SafetensorsFile& file, absl::string_view kind) {
+    for (const auto& [name, entry] : file.entries()) {
+      absl::string_view rest = name;
+      const size_t at = name.rfind('@');
+      uint64_t first = 0;
+      if (!absl::ConsumePrefix(&rest, kind) || !absl::ConsumePrefix(&rest, "/") ||
+          at == std::string::npos || !absl::SimpleAtoi(name.substr(at + 1), &first)) {
+        continue;
+      }
+      const uint64_t elements = (entry.end - entry.begin) / sizeof(float);
+      by_tensor_[name.substr(kind.size() + 1, at - kind.size() - 1)][first] = {&file, elements};
+      ++count_;
+    }
+  }
+  size_t count() const { return count_; }
+
+  absl::Status Read(absl::string_view kind, const StatePart& part,
+                    std::vector<float>* values) const {
+    values->resize(part.elements);
+    for (uint64_t done = 0; done < part.elements;) {
+      const uint64_t from = part.first_element + done;
+      const Piece* piece = nullptr;
+      uint64_t first = 0;
+      if (const auto tensor = by_tensor_.find(part.tensor); tensor != by_tensor_.end()) {
+        auto after = tensor->second.upper_bound(from);
+        if (after != tensor->second.begin()) {
+          first = std::prev(after)->first;
+          piece = &std::prev(after)->second;
+        }
+      }
+      if (piece == nullptr || from >= first + piece->elements) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("the checkpoint has no ", kind, " of '", part.tensor, "' from element ",
+                         from, " on, which this rank holds; it is of another cut of the model"));
+      }
+      const uint64_t count = std::min(first + piece->elements - from, part.elements - done);
+      const absl::Status read =
+          piece->file->Read(PartName(kind, {part.tensor, first, 0}), from - first,
+                            absl::MakeSpan(*values).subspan(done, count));
+      if (!read.ok()) return Damaged(piece->file->path(), read.message());
+      done += count;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Piece {
+    const SafetensorsFile* file = nullptr;
+    uint64_t elements = 0;
+  };
+  std::map<std::string, std::map<uint64_t, Piece>> by_tensor_;  // by first element
+  size_t count_ = 0;
+};
+
+using Files = std::vector<std::unique_ptr<SafetensorsFile>>;
+
+// Leaves *values empty where no file has the kind.
+absl::Status ReadParts(const Files& files, const char* kind, const std::vector<StatePart>& parts,
                        std::vector<std::vector<float>>* values) {
-  for (const StatePart& part : parts) {
-    values->emplace_back(part.elements);
-    const absl::Status read = file.Read(PartName(kind, part), 0, absl::MakeSpan(values->back()));
-    if (!read.ok()) return Damaged(file.path(), read.message());
+  Pieces pieces;
+  for (const auto& file : files) pieces.Add(*file, kind);
+  if (pieces.count() == 0 && kind != absl::string_view(kParameters)) return absl::OkStatus();
+  values->resize(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    ISTHMUS_RETURN_IF_ERROR(pieces.Read(kind, parts[i], &(*values)[i]));
   }
   return absl::OkStatus();
 }
 
-// The file is whole, so its names and sizes are what its writer meant.
+// A rank's own file has its parts and no others. The file is whole, so its names and sizes are what
+// its writer meant.
 absl::Status CheckParts(const SafetensorsFile& file, const std::vector<StatePart>& parts) {
   size_t held = 0;
   for (const auto& [name, entry] : file.entries()) {
@@ -302,6 +366,63 @@ absl::Status ReadWork(const SafetensorsFile& file, MethodState* method) {
   return Damaged(file.path(), absl::StrCat("'", text->second, "' says nothing of local steps"));
 }
 
+// Ranks reserve and settle the same rounds, each its part of them.
+absl::Status JoinPending(const std::string& path, std::vector<PendingContribution> part,
+                         std::vector<PendingContribution>* whole) {
+  if (whole->empty()) {
+    *whole = std::move(part);
+    return absl::OkStatus();
+  }
+  bool same = part.size() == whole->size();
+  for (size_t i = 0; same && i < part.size(); ++i) {
+    PendingContribution& sent = (*whole)[i];
+    same = part[i].round == sent.round && part[i].decay == sent.decay;
+    for (std::string& piece : part[i].pieces) sent.pieces.push_back(std::move(piece));
+  }
+  if (same) return absl::OkStatus();
+  return Damaged(path, "its pending rounds are not those of the other ranks");
+}
+
+absl::StatusOr<TrainState> StateOf(const Files& files, const std::vector<StatePart>& parts) {
+  TrainState state;
+  ISTHMUS_ASSIGN_OR_RETURN(state.facts, FactsOf(files[0]->metadata(), files[0]->path()));
+  state.parts = parts;
+  MethodState& method = state.method;
+  const std::pair<const char*, std::vector<std::vector<float>>*> kinds[] = {
+      {kParameters, &state.parameters},
+      {kResidual, &method.residual},
+      {kMoment1, &method.step.first_moments},
+      {kMoment2, &method.step.second_moments},
+      {kInner1, &state.inner.first_moments},
+      {kInner2, &state.inner.second_moments},
+      {kX, &method.x}};
+  for (const auto& [kind, values] : kinds) {
+    ISTHMUS_RETURN_IF_ERROR(ReadParts(files, kind, parts, values));
+  }
+  uint64_t tokens = 0;
+  for (const auto& file : files) {
+    method.work = {};
+    ISTHMUS_RETURN_IF_ERROR(ReadWork(*file, &method));
+    tokens += method.work.tokens;
+    TextReader texts(&file->metadata());
+    std::vector<PendingContribution> pending;
+    ISTHMUS_RETURN_IF_ERROR(ReadPending(*file, texts.Text(kPendingKey), &pending));
+    ISTHMUS_RETURN_IF_ERROR(JoinPending(file->path(), std::move(pending), &method.pending));
+  }
+  method.work.tokens = tokens;
+  TextReader texts(&files[0]->metadata());
+  if (!state.inner.first_moments.empty()) {
+    state.inner.beta1_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta1Key));
+    state.inner.beta2_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta2Key));
+  }
+  method.step.beta1_power = OfBits<double>(texts.Read<uint64_t>(kBeta1Key));
+  method.step.beta2_power = OfBits<double>(texts.Read<uint64_t>(kBeta2Key));
+  if (!texts.wrong().empty()) {
+    return Damaged(files[0]->path(), "its bias corrections are missing");
+  }
+  return state;
+}
+
 }  // namespace
 
 absl::Status WriteTrainState(const std::string& path, const TrainState& state) {
@@ -333,35 +454,31 @@ absl::StatusOr<TrainFacts> ReadTrainFacts(const std::string& path) {
 
 absl::StatusOr<TrainState> ReadTrainState(const std::string& path,
                                           const std::vector<StatePart>& parts) {
-  ISTHMUS_ASSIGN_OR_RETURN(const auto file, OpenFile(path));
-  TrainState state;
-  ISTHMUS_ASSIGN_OR_RETURN(state.facts, FactsOf(file->metadata(), path));
-  ISTHMUS_RETURN_IF_ERROR(CheckSha256(*file));
-  ISTHMUS_RETURN_IF_ERROR(CheckParts(*file, parts));
-  state.parts = parts;
-  ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kParameters, parts, &state.parameters));
-  MethodState& method = state.method;
-  const auto has = [&](const char* kind) {
-    return !parts.empty() && file->entries().count(PartName(kind, parts[0])) > 0;
-  };
-  const std::pair<const char*, std::vector<std::vector<float>>*> optional[] = {
-      {kResidual, &method.residual},           {kMoment1, &method.step.first_moments},
-      {kMoment2, &method.step.second_moments}, {kInner1, &state.inner.first_moments},
-      {kInner2, &state.inner.second_moments},  {kX, &method.x}};
-  for (const auto& [kind, values] : optional) {
-    if (has(kind)) ISTHMUS_RETURN_IF_ERROR(ReadParts(*file, kind, parts, values));
+  Files files(1);
+  ISTHMUS_ASSIGN_OR_RETURN(files[0], OpenFile(path));
+  ISTHMUS_RETURN_IF_ERROR(CheckSha256(*files[0]));
+  ISTHMUS_RETURN_IF_ERROR(CheckParts(*files[0], parts));
+  return StateOf(files, parts);
+}
+
+absl::StatusOr<TrainState> ReadTrainStates(const std::vector<std::string>& paths,
+                                           const std::vector<StatePart>& parts) {
+  Files files;
+  std::string group_id;
+  for (size_t rank = 0; rank < paths.size(); ++rank) {
+    ISTHMUS_ASSIGN_OR_RETURN(auto file, OpenFile(paths[rank]));
+    ISTHMUS_ASSIGN_OR_RETURN(const TrainFacts facts, FactsOf(file->metadata(), paths[rank]));
+    if (rank == 0) group_id = facts.group_id;
+    if (facts.rank != rank || facts.ranks != paths.size() || facts.group_id != group_id) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("checkpoint '", paths[rank], "' is of rank ", facts.rank, " of ",
+                       facts.ranks, " or of another trainer group than '", paths[0],
+                       "'; the files of a set belong together"));
+    }
+    ISTHMUS_RETURN_IF_ERROR(CheckSha256(*file));
+    files.push_back(std::move(file));
   }
-  ISTHMUS_RETURN_IF_ERROR(ReadWork(*file, &method));
-  TextReader texts(&file->metadata());
-  if (has(kInner1)) {
-    state.inner.beta1_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta1Key));
-    state.inner.beta2_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta2Key));
-  }
-  method.step.beta1_power = OfBits<double>(texts.Read<uint64_t>(kBeta1Key));
-  method.step.beta2_power = OfBits<double>(texts.Read<uint64_t>(kBeta2Key));
-  if (!texts.wrong().empty()) return Damaged(path, "its bias corrections are missing");
-  ISTHMUS_RETURN_IF_ERROR(ReadPending(*file, texts.Text(kPendingKey), &method.pending));
-  return state;
+  return StateOf(files, parts);
 }
 
 }  // namespace isthmus

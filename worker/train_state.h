@@ -63,4 +63,11 @@ absl::StatusOr<TrainFacts> ReadTrainFacts(const std::string& path);
 absl::StatusOr<TrainState> ReadTrainState(const std::string& path,
                                           const std::vector<StatePart>& parts);
 
+// The same from the files of all ranks of a set, in the order of ranks, whatever parts each of them
+// held: another number of ranks goes on from it. Its facts are those of the first file; `pending`
+// has the pieces of all ranks; the tokens of carried local steps are those of all ranks together.
+// FAILED_PRECONDITION also: files that one trainer group did not make.
+absl::StatusOr<TrainState> ReadTrainStates(const std::vector<std::string>& paths,
+                                           const std::vector<StatePart>& parts);
+
 }  // namespace isthmus

@@ -37,6 +37,28 @@ class WanRun(WanCase):
         cluster = self.start({"a": 1, "b": 2}, steps=12, link=Link(rate_mbit=100, rtt_ms=10))
         self.assert_replicas_equal(self.finish(cluster))
 
+    def test_ranks_on_two_hosts_below_one_agent(self):
+        """Two of four ranks are on another host and reach their agent and the others over TCP."""
+        cluster = self.cluster({"a": 1, "b": 4}, steps=12)
+        near = Link(rate_mbit=1000, rtt_ms=0.5)
+        cluster.box = self.box({"a": FAR, "b": FAR, "b-host2": near})
+        self.addCleanup(cluster.stop)
+        host = cluster.box.site_address("b")
+        agent = f"{host}:7171"
+        cluster.flags["agent-b"] = [
+            f"--listen=unix:{cluster.folder}/b.sock,{agent}",
+            "--allow_plaintext",
+        ]
+        for rank in range(4):
+            cluster.flags[f"trainer-b-{rank}"] = [f"--master_addr={host}"]
+        for rank in (2, 3):
+            cluster.flags[f"trainer-b-{rank}"].append(f"--agent={agent}")
+            cluster.places[f"trainer-b-{rank}"] = "b-host2"
+        cluster.start(self.text)
+        self.assert_replicas_equal(self.finish(cluster))
+        for site, direction in (("b", "up"), ("b-host2", "up")):
+            self.assertGreater(cluster.box.stats(site)[direction]["passed"], 100)
+
     def heals(self, direction):
         """Cuts node b off until its lease has ended; the run still ends with equal parameters."""
         cluster = self.start({"a": 1, "b": 1}, steps=24, link=Link(rate_mbit=10, rtt_ms=20))

@@ -97,8 +97,8 @@ TEST_F(AgentProcessTest, WrongFlagsExitWithTwo) {
   ExpectExit({}, 2, "--node is missing");
   ExpectExit({"--no_such_flag=1"}, 2, "no_such_flag");
   std::vector<std::string> flags = Flags("s");
-  flags.push_back("--listen=127.0.0.1:0");
-  ExpectExit(flags, 2, "ranks reach their agent over unix:PATH");
+  flags.push_back("--listen=unix:s,0.0.0.0:0");
+  ExpectExit(flags, 2, "--listen is '0.0.0.0:0', which other machines can reach");
   flags = Flags("s");
   flags.push_back("--ranks=0");
   ExpectExit(flags, 2, "a node has 1 to 1024 ranks, not 0");

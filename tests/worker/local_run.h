@@ -30,6 +30,9 @@ class LocalRun {
 
   std::unique_ptr<RankClient> Client(const std::string& node, int rank);
 
+  // Between two groups of trainers: the node's next one has so many ranks.
+  void ChangeRanks(const std::string& node, int ranks) { ranks_of_node_[node] = ranks; }
+
   // Nodes whose contribution to this round is left out, though it came.
   void LeaveOut(uint64_t round, const std::string& node);
 

@@ -117,6 +117,69 @@ TEST_F(TrainStateTest, PartsOfAnotherCutAreRefused) {
   }
 }
 
+// Two ranks' files, read by one, by two that cut elsewhere, and by three.
+TEST_F(TrainStateTest, AnotherNumberOfRanksReadsItsShareOfASet) {
+  TrainState first = SmallState(12), second = SmallState(12);
+  first.facts.rank = 0;
+  first.parts = {{"a", 0, 2}, {"b", 0, 4}};
+  first.parameters = {{1, 2}, {3, 4, 5, 6}};
+  second.parts = {{"b", 4, 2}, {"c", 0, 1}};
+  second.parameters = {{7, 8}, {9}};
+  for (TrainState* state : {&first, &second}) {
+    for (auto* values : {&state->method.residual, &state->method.step.first_moments,
+                         &state->method.step.second_moments, &state->inner.first_moments,
+                         &state->inner.second_moments, &state->method.x}) {
+      *values = state->parameters;
+    }
+    state->method.pending = {{12, 0.25f, {"piece of rank " + std::to_string(state->facts.rank)}}};
+  }
+  second.method.residual = {{70, 80}, {90}};
+  const std::vector<std::string> paths = {path_ + "0", path_ + "1"};
+  ASSERT_TRUE(WriteTrainState(paths[0], first).ok());
+  ASSERT_TRUE(WriteTrainState(paths[1], second).ok());
+
+  using Values = std::vector<std::vector<float>>;
+  const std::pair<std::vector<StatePart>, Values> cuts[] = {
+      {{{"a", 0, 2}, {"b", 0, 6}, {"c", 0, 1}}, {{1, 2}, {3, 4, 5, 6, 7, 8}, {9}}},
+      {{{"b", 2, 3}, {"c", 0, 1}}, {{5, 6, 7}, {9}}},
+      {{{"c", 0, 1}, {"b", 5, 1}, {"a", 1, 1}}, {{9}, {8}, {2}}},
+      {{}, {}},
+  };
+  for (const auto& [parts, values] : cuts) {
+    const auto read = ReadTrainStates(paths, parts);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->parameters, values);
+    EXPECT_EQ(read->method.step.second_moments, values);
+    EXPECT_EQ(read->inner.first_moments, values);
+    EXPECT_EQ(read->method.x, values);
+    EXPECT_EQ(read->method.work.steps, 7u);
+    EXPECT_EQ(read->method.work.tokens, 10000u);
+    EXPECT_EQ(read->method.step.beta1_power, first.method.step.beta1_power);
+    ASSERT_EQ(read->method.pending.size(), 1u);
+    EXPECT_EQ(read->method.pending[0].decay, 0.25f);
+    EXPECT_THAT(read->method.pending[0].pieces, ElementsAre("piece of rank 0", "piece of rank 1"));
+  }
+  EXPECT_EQ(ReadTrainStates(paths, cuts[1].first)->method.residual, (Values{{5, 6, 70}, {90}}));
+
+  const auto refused = [&](const std::vector<StatePart>& parts) {
+    return ReadTrainStates(paths, parts).status();
+  };
+  EXPECT_THAT(std::string(refused({{"b", 4, 3}}).message()),
+              HasSubstr("no parameters of 'b' from element 6 on"));
+  EXPECT_EQ(refused({{"d", 0, 1}}).code(), absl::StatusCode::kFailedPrecondition);
+  second.facts.group_id = std::string(16, 'h');
+  ASSERT_TRUE(WriteTrainState(paths[1], second).ok());
+  EXPECT_THAT(std::string(refused({{"a", 0, 1}}).message()), HasSubstr("another trainer group"));
+  second.facts.group_id = first.facts.group_id;
+  second.method.pending[0].round = 11;
+  ASSERT_TRUE(WriteTrainState(paths[1], second).ok());
+  EXPECT_EQ(refused({{"a", 0, 1}}).code(), absl::StatusCode::kDataLoss);
+  std::filesystem::resize_file(paths[1], std::filesystem::file_size(paths[1]) - 1);
+  EXPECT_EQ(refused({{"a", 0, 1}}).code(), absl::StatusCode::kDataLoss);
+  std::filesystem::remove(paths[1]);
+  EXPECT_EQ(refused({{"a", 0, 1}}).code(), absl::StatusCode::kNotFound);
+}
+
 // Every cut and every flipped bit shows: nothing wrong is ever read as right.
 TEST_F(TrainStateTest, DamageShows) {
   const TrainState state = SmallState(3);
@@ -175,7 +238,7 @@ TEST_F(CheckpointsTest, WhatACrashLeftBehindGoes) {
       checkpoints->Wait();
     }
   }
-  const std::string part = Open()->PathOf(20) + ".part";
+  const std::string part = Open()->PathsOf(20).at(0) + ".part";
   WriteBytes(part, "half");
   const auto checkpoints = Open();
   EXPECT_FALSE(std::filesystem::exists(part));
@@ -193,7 +256,7 @@ TEST_F(CheckpointsTest, AnotherNumberOfRanksIsNamed) {
   const auto opened = TrainCheckpoints::Open(folder_, 0, 4);
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(opened.status().message()),
-              HasSubstr("was made by 2 ranks, this node has 4; start 2 of them"));
+              HasSubstr("was made by 2 ranks, this node has 4, and the file of rank 0 is not"));
 }
 
 TEST_F(CheckpointsTest, AFolderThatCannotBeIsNamed) {

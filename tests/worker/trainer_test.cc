@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <thread>
 
@@ -125,6 +126,70 @@ TEST(Trainer, LossFallsAndNodesHoldTheSameState) {
   for (const auto& join : run.joins()) {
     EXPECT_EQ(join.state_sha256(), run.joins()[0].state_sha256());
     EXPECT_EQ(join.fingerprint(), run.joins()[0].fingerprint());
+  }
+}
+
+// Nodes of other numbers of ranks in one run: after every round they hold the same bits.
+TEST(Trainer, MixedRanksHoldTheSameBitsAfterEveryRound) {
+  constexpr uint64_t kRounds = 8;
+  const std::string text = WriteText("mixed.txt", 20000, 3);
+  const std::map<std::string, int> mixes[] = {
+      {{"a", 4}, {"b", 1}}, {{"a", 2}, {"b", 3}}, {{"a", 1}, {"b", 5}, {"c", 2}}};
+  for (const char* preset : {"demo", "full"}) {
+    for (const auto& nodes : mixes) {
+      v1::RunSpec spec = SmallSpec();
+      spec.set_steps(kRounds);
+      spec.set_preset(preset);
+      if (spec.preset() == "full") spec.clear_codec();
+      spec.mutable_optimizer()->clear_base();
+      spec.clear_nodes();
+      uint32_t sequences = 1;  // each rank of any node has an equal part of them
+      for (const auto& [node, ranks] : nodes) {
+        spec.add_nodes()->set_name(node);
+        sequences = std::lcm(sequences, static_cast<uint32_t>(ranks));
+      }
+      spec.mutable_data()->set_sequences_per_node(sequences);
+      ASSERT_TRUE(CompleteRunSpec(&spec).ok());
+      LocalRun run(spec, nodes);
+      std::mutex mutex;
+      std::map<uint64_t, std::set<std::string>> states;  // by rounds applied
+      std::vector<std::thread> threads;
+      for (const auto& node : nodes) {
+        threads.emplace_back([&, node] {
+          RunRanks(node.second, [&](ProcessGroup* group) {
+            auto client = run.Client(node.first, group->rank());
+            TrainerOptions options;
+            options.data = text;
+            options.group = group;
+            options.client = client.get();
+            options.quiet = true;
+            std::unique_ptr<Trainer> trainer;
+            uint64_t round = 0;
+            // It is asked on all ranks before every step.
+            options.stop = [&] {
+              const auto state = trainer->replica().StateSha256(round);
+              std::lock_guard<std::mutex> lock(mutex);
+              states[round++].insert(state.ok() ? *state : state.status().ToString());
+              return false;
+            };
+            auto made = Trainer::Make(options);
+            ASSERT_TRUE(made.ok()) << made.status();
+            trainer = *std::move(made);
+            const absl::Status status = trainer->Run();
+            EXPECT_TRUE(status.ok()) << status;
+            options.stop();
+          });
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      EXPECT_GT(states.size(), kRounds);
+      std::set<std::string> all;
+      for (const auto& [round, of_ranks] : states) {
+        EXPECT_EQ(of_ranks.size(), 1u) << preset << ", round " << round;
+        all.insert(of_ranks.begin(), of_ranks.end());
+      }
+      EXPECT_EQ(all.size(), states.size());  // and every round changes them
+    }
   }
 }
 
