@@ -22,6 +22,8 @@ namespace fs = std::filesystem;
 constexpr char kRunsFolder[] = "runs";
 // What every database of ours has.
 constexpr char kStoreMark[] = "CURRENT";
+// Of a folder on its way out; no run has such a name.
+constexpr char kGoing[] = ".going";
 
 absl::Status InFolder(const absl::Status& status, const std::string& dir) {
   if (status.ok() || dir.empty()) return status;
@@ -59,6 +61,7 @@ absl::Status Runs::ResumeAll() {
   std::error_code none;  // there is no such folder: no run was created
   std::vector<std::string> folders;
   for (const auto& entry : fs::directory_iterator(fs::path(dir) / kRunsFolder, none)) {
+    if (entry.path().filename() == kGoing) continue;
     if (fs::exists(entry.path() / kStoreMark)) folders.push_back(entry.path().string());
   }
   std::sort(folders.begin(), folders.end());
@@ -116,8 +119,12 @@ absl::StatusOr<std::unique_ptr<Store>> Runs::OpenNew(const std::string& dir) con
   }
   if (store->Pieces(0).empty()) return store;
   store = nullptr;
+  // First out of the way as a whole: half a database would stop the next start.
+  const fs::path going = fs::path(dir).parent_path() / kGoing;
   std::error_code error;
-  fs::remove_all(dir, error);
+  fs::remove_all(going, error);
+  fs::rename(dir, going, error);
+  fs::remove_all(going, error);
   ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
   return options_.open_store(dir);
 }

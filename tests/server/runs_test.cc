@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 
@@ -98,6 +99,9 @@ TEST_F(RunsTest, CreatedRunsAreThereAfterAStart) {
   // The run of a spec is beside them, and its folder is what it always was.
   Start(SpecOf("given"));
   EXPECT_THAT(Names(), ElementsAre("first", "given", "second"));
+  // A folder that a kill left on its way out stops no start.
+  std::filesystem::create_directories(dir_ + "/runs/.going");
+  std::ofstream(dir_ + "/runs/.going/CURRENT") << "MANIFEST-000005\n";
   Start();
   EXPECT_THAT(Names(), ElementsAre("first", "given", "second"));
 }
