@@ -100,6 +100,13 @@ BENCHMARKS = {
         timeout_min=60,
         about="FlexDeMo one factor at a time: rows, number formats, alpha, overlap; loss and bytes",
     ),
+    "wire": Benchmark(
+        script="wire.py",
+        targets=["//bench:wire"],
+        environment=None,
+        timeout_min=15,
+        about="components on the wire: bits beside the bound, bytes, coding and reading a second",
+    ),
     "durability": Benchmark(
         script="durability.py",
         targets=["//bench:rounds"],
