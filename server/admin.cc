@@ -111,7 +111,6 @@ absl::StatusOr<uint64_t> Coordinator::SetPolicy(NodePolicySet wanted) {
     NodeState& node = nodes_[wanted.node];
     CloseWatchLocked(&node, EvictedStatus(wanted.node, wanted.reason));
     node.secret_sha256.clear();
-    node.trail.received_bytes = 0;
     NoteChangeLocked(wanted.node, /*left=*/true);
     differing_.erase(wanted.node);
   }
@@ -161,8 +160,9 @@ absl::Status Coordinator::CheckNotEvictedLocked(const std::string& node) const {
 }
 
 void Coordinator::CarryOutLocked(const TakeOut& effect) {
-  if (aggregator_ != nullptr) aggregator_->Remove(effect.node);
-  history_.TookOut(effect.node, machine_.ReasonOf(effect.node));
+  const auto open = aggregators_.find(effect.round);
+  if (open != aggregators_.end()) open->second->Remove(effect.node);
+  history_.TookOut(effect.round, effect.node, machine_.ReasonIn(effect.node, effect.round));
 }
 
 }  // namespace isthmus

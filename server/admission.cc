@@ -162,9 +162,7 @@ void Coordinator::AdmitLocked(const v1::JoinRunRequest& request, const Admission
   if (admission.model != model_) {
     model_ = admission.model;
     // What came in for the model before is for nothing.
-    if (aggregator_ != nullptr) {
-      aggregator_ = std::make_shared<Aggregator>(model_->grid, kOpenContributionBytesMax);
-    }
+    for (auto& [round, aggregator] : aggregators_) aggregator = MakeAggregatorLocked();
     LogInfo("model fixed", {{"node", request.node()},
                             {"fingerprint", HexPrefix(model_->fingerprint)},
                             {"start_state", HexPrefix(model_->start_state_sha256)},
@@ -325,7 +323,9 @@ bool Coordinator::ModelMayChangeLocked(const std::string& joining) const {
   return std::none_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
     const std::string& name = entry.first;
     return (name != joining && machine_.IsLive(name)) ||
-           machine_.StandingOf(name) == Standing::kComplete;
+           std::any_of(aggregators_.begin(), aggregators_.end(), [&](const auto& open) {
+             return machine_.StandingIn(name, open.first) == Standing::kComplete;
+           });
   });
 }
 
@@ -339,7 +339,8 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest&
   // So every member has room for its contribution, and none can wait for another's. A chunk has a
   // value at least (where any travel), in numbers a byte: what is too large by that is refused
   // before its sizes are added up.
-  const uint64_t bytes_max = kOpenContributionBytesMax / nodes_.size();
+  const uint64_t shares = nodes_.size() * (1 + spec_.overlap());  // rounds under way at once
+  const uint64_t bytes_max = kOpenContributionBytesMax / shares;
   const bool sends = codec.kind() != v1::CODEC_KIND_NONE && !RowsOfTensors(codec);
   const bool in_numbers = codec.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec);
   const uint64_t chunk_min = in_numbers ? 1 : sizeof(float);
@@ -350,8 +351,9 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest&
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
             "a contribution to this model has ", sizes.has_value() ? "" : "at least ",
-            sizes.has_value() ? sizes->total() : bytes_min, " bytes, ", nodes_.size(),
-            " nodes need ", nodes_.size(), " times that; the limit is ", kOpenContributionBytesMax,
+            sizes.has_value() ? sizes->total() : bytes_min, " bytes, ", nodes_.size(), " nodes ",
+            spec_.overlap() == 0 ? "" : "with overlap ", "need ", shares,
+            " times that; the limit is ", kOpenContributionBytesMax,
             ". Lower codec.matrix_density or codec.vector_density (CODEC_KIND_DENSE sends all)")),
         "OPEN_CONTRIBUTION_BYTES");
   }

@@ -78,6 +78,7 @@ absl::Status Aggregator::Add(const std::string& node, uint64_t attempt, HeldPiec
         kRetryAfterMs);
   }
   bytes_ += Cost(piece);
+  held.bytes += piece.bytes->size();
   ISTHMUS_CHECK(held.ranges.Add(piece.first_chunk, piece.end_chunk));
   const uint64_t first_chunk = piece.first_chunk;
   held.pieces.emplace(first_chunk, std::move(piece));

@@ -29,6 +29,7 @@ struct Contribution {
   uint64_t attempt = 0;
   ChunkRanges ranges;
   std::map<uint64_t, HeldPiece> pieces;  // by first chunk
+  uint64_t bytes = 0;                    // of them
   bool complete = false;
   std::string digest;  // when complete
   ContributionSize size;

@@ -1,4 +1,6 @@
 // Who is told to fetch a snapshot, and when one is made beside the schedule.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
@@ -29,8 +31,7 @@ absl::StatusOr<uint64_t> Coordinator::RequestSnapshot() {
         "NO_COMMON_STATE",
         "the run's nodes drift apart (allow_drift), so there is no common state to keep");
   }
-  const uint64_t next = machine_.committed_round() +
-                        (machine_.open_round() + machine_.committing_round() > 0 ? 2 : 1);
+  const uint64_t next = std::max(NewestRoundLocked(), machine_.committed_round()) + 1;
   if (machine_.finished() || next > revisions_.rounds()) {
     return Refused("RUN_ENDS", absl::StrCat("no round opens after round ", revisions_.rounds(),
                                             "; trainers write the last state (--save)"));

@@ -172,13 +172,25 @@ class Checker {
     if (!state_.open.has_value() || state_.open->round() != last + 1) {
       return Broken(absl::StrCat("the record that opens round ", last + 1, " is not there"));
     }
-    for (const std::string& member : state_.open->members()) {
+    ISTHMUS_RETURN_IF_ERROR(CheckOpen(*state_.open, last + 1));
+    uint64_t round = last + 1;
+    for (const v1::StoredOpening& later : state_.open->later()) {
+      ISTHMUS_RETURN_IF_ERROR(CheckOpen(later, ++round));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckOpen(const v1::StoredOpening& open, uint64_t round) {
+    if (open.round() != round) {
+      return Broken(absl::StrCat("the record that opens round ", round, " is not there"));
+    }
+    for (const std::string& member : open.members()) {
       if (names_.count(member) == 0) {
         return Broken(absl::StrCat("member '", member, "' is not one of the spec's nodes"));
       }
     }
-    lines_->push_back(absl::StrCat("round ", last + 1, " is open, members ",
-                                   absl::StrJoin(state_.open->members(), ", ")));
+    lines_->push_back(
+        absl::StrCat("round ", round, " is open, members ", absl::StrJoin(open.members(), ", ")));
     return absl::OkStatus();
   }
 

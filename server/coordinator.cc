@@ -35,6 +35,18 @@ constexpr int64_t kTellWaitAfterMs = 1000;
 // and the WAN a round trip.
 constexpr int64_t kAcknowledgeMsMin = 1000;
 
+// The rounds that are open once this one is committed.
+void SetOpening(const CommitRound& round, v1::StoredOpening* open) {
+  std::vector<std::vector<std::string>> rounds = round.open_members;
+  if (!round.next_members.empty()) rounds.push_back(round.next_members);
+  open->set_round(round.round + 1);
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    v1::StoredOpening* const one = i == 0 ? open : open->add_later();
+    one->set_round(round.round + 1 + i);
+    for (const std::string& member : rounds[i]) one->add_members(member);
+  }
+}
+
 }  // namespace
 
 RoundSettings Coordinator::SettingsOf(const v1::RunSpec& spec) {
@@ -43,6 +55,7 @@ RoundSettings Coordinator::SettingsOf(const v1::RunSpec& spec) {
   for (const v1::NodeSpec& node : spec.nodes()) settings.nodes.push_back(node.name());
   settings.quorum = EffectiveQuorum(spec);
   settings.steps = Rounds(spec);
+  settings.overlap = spec.overlap();
   settings.lease_ms = spec.timing().lease_ms();
   settings.deadline_ms = spec.timing().deadline_ms();
   settings.grace_ms = spec.timing().grace_ms();
@@ -163,37 +176,40 @@ void Coordinator::CarryOutLocked(const OpenRound& effect) {
   TakeUpCodecLocked(effect.round);
   snapshot_every_ = SnapshotEvery(revisions_.SpecOf(effect.round), store_->limits());
   snapshot_plan_.SetEvery(MembersSnapshotEvery(spec_, snapshot_every_));
-  aggregator_ = std::make_shared<Aggregator>(model_->grid, kOpenContributionBytesMax);
+  aggregators_[effect.round] = MakeAggregatorLocked();
   LogDebug("round opened", {{"round", absl::StrCat(effect.round)},
                             {"members", absl::StrJoin(effect.members, ",")}});
   NoteOpenedLocked(effect);
-  for (const std::string& member : effect.members) SendOpenedLocked(member);
+  for (const std::string& member : effect.members) SendOpenedLocked(member, effect.round);
 }
 
 void Coordinator::CarryOutLocked(const TakeIn& effect) {
-  LogInfo("node taken into the open round",
+  LogInfo("node taken into an open round",
           {{"node", effect.node}, {"round", absl::StrCat(effect.round)}});
-  history_.TookIn(effect.node);
-  SendOpenedLocked(effect.node);
+  history_.TookIn(effect.round, effect.node);
+  SendOpenedLocked(effect.node, effect.round);
 }
 
 void Coordinator::CarryOutLocked(const CommitRound& effect) {
   ISTHMUS_CHECK(!job_.has_value());  // one round at a time
   CommitJob job;
   job.round = effect;
+  job.base_round = machine_.BaseOf(effect.round);
   job.model = model_;
+  const Aggregator& aggregator = *aggregators_.at(effect.round);
   for (const std::string& node : effect.included) {
-    job.digests.push_back(aggregator_->Find(node)->digest);
-    job.contribution_sizes.push_back(aggregator_->Find(node)->size);
-    job.contributions.push_back(aggregator_->Pieces(node));
+    job.digests.push_back(aggregator.Find(node)->digest);
+    job.contribution_sizes.push_back(aggregator.Find(node)->size);
+    job.contributions.push_back(aggregator.Pieces(node));
   }
-  history_.Closed(RoundNodes(machine_, NamesLocked()), effect.is_void);
+  history_.Closed(RoundNodes(machine_, effect.round, NamesLocked()), effect.is_void);
   job_ = std::move(job);
   wake_.notify_all();
 }
 
 void Coordinator::CarryOutLocked(const PublishRound& effect) {
   ISTHMUS_CHECK(persisted_ != nullptr && persisted_->record.round() == effect.round);
+  aggregators_.erase(effect.round);
   history_.Committed(persisted_->record.payload_bytes(), persisted_->record.sha256(), NowLocked());
   last_update_sha256_ = persisted_->record.sha256();
   if (const auto* plan = snapshot_plan_.plan(); plan != nullptr && plan->round() == effect.round) {
@@ -208,10 +224,7 @@ void Coordinator::CarryOutLocked(const EndLease& effect) {
       {{"node", effect.node}, {"lease_ms", absl::StrCat(PresentSpecLocked().timing().lease_ms())}});
   NoteChangeLocked(effect.node, /*left=*/false);
   // What had arrived could be gone on with while the lease lived; now it only takes memory.
-  if (aggregator_ != nullptr) {
-    aggregator_->Discard(effect.node);
-    if (aggregator_->Find(effect.node) == nullptr) nodes_[effect.node].trail.received_bytes = 0;
-  }
+  for (auto& [round, aggregator] : aggregators_) aggregator->Discard(effect.node);
   CloseWatchLocked(&nodes_[effect.node],
                    WithReason(absl::FailedPreconditionError(absl::StrCat(
                                   "the lease of node '", effect.node,
@@ -255,7 +268,7 @@ absl::Status Coordinator::CommitOne() {
   lock.unlock();
   // The last round's plan may replace one that FinishSnapshot is about to make count.
   std::unique_lock<std::mutex> admission_lock(admission_mutex_, std::defer_lock);
-  if (round + 1 == revisions_.rounds()) admission_lock.lock();
+  if (round + 1 + spec_.overlap() == revisions_.rounds()) admission_lock.lock();
   std::unique_lock<std::mutex> hosted_lock(hosted_mutex_, std::defer_lock);
   if (IsHosted(spec_)) hosted_lock.lock();
   if (batch.update == nullptr) {
@@ -305,8 +318,7 @@ absl::StatusOr<StoreBatch> Coordinator::MakeCommit(const CommitJob& job) {
   hosted_round_ = job.round.round;
   if (job.round.round < revisions_.rounds()) {
     batch.open.emplace();
-    batch.open->set_round(job.round.round + 1);
-    for (const std::string& member : job.round.next_members) batch.open->add_members(member);
+    SetOpening(job.round, batch.open.operator->());
   }
   std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t snapshot = snapshots_.empty() ? 0 : snapshots_.back().facts().round();
@@ -314,7 +326,10 @@ absl::StatusOr<StoreBatch> Coordinator::MakeCommit(const CommitJob& job) {
   if (!spec_.allow_drift()) batch.needed_after = snapshot;
   if (batch.open.has_value()) {
     if (store_->BytesAfter(snapshot) > store_->limits().bytes_max / 2) snapshot_plan_.Want();
-    batch.plan = snapshot_plan_.Propose(job.round.round + 1, job.round.next_members);
+    const uint64_t next = job.round.round + 1 + spec_.overlap();
+    if (next <= revisions_.rounds()) {
+      batch.plan = snapshot_plan_.Propose(next, job.round.next_members);
+    }
   }
   if (!spec_.deterministic()) return batch;
   // A node may start again from its checkpoint and needs every update since, however many.
@@ -333,7 +348,7 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   const uint64_t round = job.round.round;
   record.set_run(spec_.run());
   record.set_round(round);
-  record.set_base_round(round - 1);
+  record.set_base_round(job.base_round);
   record.set_step(revisions_.StepAfter(round));  // a void update advances the step too
   record.set_spec_revision(revisions_.RevisionOf(round));
   record.set_lr_bits(LearningRateBits(round));
@@ -375,25 +390,24 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   return absl::OkStatus();
 }
 
-WatchEvent Coordinator::OpenedEventLocked(const std::string& node) const {
+WatchEvent Coordinator::OpenedEventLocked(const std::string& node, uint64_t round) const {
   auto event = std::make_shared<v1::WatchUpdatesResponse>();
   v1::RoundOpened* opened = event->mutable_opened();
-  const uint64_t round = machine_.open_round();
   opened->set_round(round);
-  opened->set_base_round(round - 1);
+  opened->set_base_round(machine_.BaseOf(round));
   opened->set_step(revisions_.StepAfter(round));
   opened->set_spec_revision(revisions_.RevisionOf(round));
   opened->set_lr_bits(LearningRateBits(round));
   opened->set_snapshot(snapshot_plan_.DutyOf(node, round));
-  const int64_t left_ms = machine_.CloseLeftMs(NowMs());
+  const int64_t left_ms = machine_.CloseLeftMs(NowMs(), round);
   opened->set_deadline_ms(left_ms < 0 ? 0 : static_cast<uint32_t>(std::max<int64_t>(1, left_ms)));
   return event;
 }
 
-void Coordinator::SendOpenedLocked(const std::string& node) {
+void Coordinator::SendOpenedLocked(const std::string& node, uint64_t round) {
   const NodeState& state = nodes_[node];
   if (state.watch == nullptr) return;
-  deliveries_.push_back({state.watch, {OpenedEventLocked(node)}, absl::nullopt});
+  deliveries_.push_back({state.watch, {OpenedEventLocked(node, round)}, absl::nullopt});
 }
 
 void Coordinator::AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,

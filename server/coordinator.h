@@ -190,6 +190,7 @@ class Coordinator final : public RoundHost {
   // A round that closed, on its way to the commit thread.
   struct CommitJob {
     CommitRound round;
+    uint64_t base_round = 0;
     ModelPtr model;
     std::vector<std::string> digests;                   // one for each included node
     std::vector<std::vector<HeldPiece>> contributions;  // one for each included node
@@ -226,6 +227,7 @@ class Coordinator final : public RoundHost {
   // resume.cc. "Locked": the caller holds mutex_.
   absl::Status Resume();
   absl::Status ResumeLocked(const StoredState& state);
+  absl::Status CheckMembers(const v1::StoredOpening& open) const;
   void HaltLocked(absl::Status why);
   absl::Status CannotStore(const absl::Status& why);
 
@@ -285,8 +287,10 @@ class Coordinator final : public RoundHost {
   absl::Status CheckNotEvictedLocked(const std::string& node) const;
 
   // revisions.cc
-  // The round that is open or being committed, else the next one.
+  // The oldest round that is open or being committed, else the next one.
   uint64_t PresentRoundLocked() const;
+  // The newest round whose opening is certain; 0: none.
+  uint64_t NewestRoundLocked() const;
   const v1::RunSpec& PresentSpecLocked() const { return revisions_.SpecOf(PresentRoundLocked()); }
   absl::Status CheckFromRoundLocked(const v1::RunSpec& spec, uint64_t* from_round) const;
   void TakeRevisionLocked(const v1::StoredRevision& revision);
@@ -309,11 +313,11 @@ class Coordinator final : public RoundHost {
 
   // submission.cc
   absl::Status CheckRoundLocked(const std::string& node, uint64_t round) const;
-  absl::Status CheckMemberLocked(const std::string& node) const;
+  absl::Status CheckMemberLocked(const std::string& node, uint64_t round) const;
   absl::Status CheckHeaderLocked(const v1::SubmitHeader& header, ChunkRanges* ranges) const;
   absl::Status CheckSizesLocked(const v1::SubmitHeader& header, ChunkRanges* ranges) const;
   std::unique_ptr<SubmissionSink> AbstainLocked(const v1::SubmitHeader& header);
-  void RefuseLocked(const std::string& node, const absl::Status& why);
+  void RefuseLocked(const std::string& node, uint64_t round, const absl::Status& why);
   v1::SubmitResponse ReceiptLocked(const std::string& node, uint64_t round) const;
 
   // watches.cc
@@ -321,8 +325,8 @@ class Coordinator final : public RoundHost {
   absl::Status AppendBacklogLocked(std::vector<StoredUpdatePtr> missed, uint64_t last_round,
                                    const ChunkRanges& watched, Delivery* delivery) const;
   WatchEvent StartEventLocked(const std::string& node) const;
-  WatchEvent OpenedEventLocked(const std::string& node) const;
-  void SendOpenedLocked(const std::string& node);
+  WatchEvent OpenedEventLocked(const std::string& node, uint64_t round) const;
+  void SendOpenedLocked(const std::string& node, uint64_t round);
   // The update's record and those of its pieces that overlap the chunks watched.
   static void AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,
                            std::vector<WatchEvent>* events);
@@ -369,6 +373,9 @@ class Coordinator final : public RoundHost {
   Moment NowLocked() const;
   void NoteOpenedLocked(const OpenRound& effect);
   void NoteChangeLocked(const std::string& node, bool left);
+  std::shared_ptr<Aggregator> MakeAggregatorLocked() const;
+  // Bytes of the node's contribution to the round that is to commit next.
+  uint64_t ReceivedLocked(const std::string& node) const;
   void NoteRefusalLocked(const std::string& node, uint64_t round, v1::NodeOutcome outcome,
                          absl::string_view reason);
   std::vector<std::string> NamesLocked() const;
@@ -404,9 +411,10 @@ class Coordinator final : public RoundHost {
   RoundMachine machine_;
   std::map<std::string, NodeState> nodes_;  // all of the spec's
   uint64_t last_incarnation_ = 0;
-  ModelPtr model_;                          // null: no node has joined
-  std::string heldout_sha256_;              // of the held-out tokens; empty: no node named any
-  std::shared_ptr<Aggregator> aggregator_;  // of the open round; null: none was opened yet
+  ModelPtr model_;              // null: no node has joined
+  std::string heldout_sha256_;  // of the held-out tokens; empty: no node named any
+  // Of the rounds that are open or being committed.
+  std::map<uint64_t, std::shared_ptr<Aggregator>> aggregators_;
   absl::optional<CommitJob> job_;
   StoreBatch unstored_;             // made of job_, and not taken by the store yet
   StoredUpdatePtr persisted_;       // of the round to publish next

@@ -25,6 +25,7 @@ RunFacts Coordinator::Look() const {
   facts.nodes.reserve(nodes_.size());
   for (const auto& [name, node] : nodes_) {
     facts.nodes.push_back({name, node.incarnation, node.watch != nullptr, node.trail});
+    facts.nodes.back().trail.received_bytes = ReceivedLocked(name);
   }
   if (model_ == nullptr) return facts;
   facts.fingerprint = model_->fingerprint;
@@ -48,10 +49,21 @@ std::vector<std::string> Coordinator::NamesLocked() const {
 }
 
 void Coordinator::NoteOpenedLocked(const OpenRound& effect) {
-  for (auto& [name, node] : nodes_) node.trail.received_bytes = 0;
-  history_.Opened({effect.round, revisions_.StepAfter(effect.round),
-                   revisions_.LearningRateOf(effect.round), RoundNodes(machine_, NamesLocked())},
-                  NowLocked());
+  history_.Opened(
+      {effect.round, revisions_.StepAfter(effect.round), revisions_.LearningRateOf(effect.round),
+       RoundNodes(machine_, effect.round, NamesLocked())},
+      NowLocked());
+}
+
+std::shared_ptr<Aggregator> Coordinator::MakeAggregatorLocked() const {
+  return std::make_shared<Aggregator>(model_->grid,
+                                      kOpenContributionBytesMax / (1 + spec_.overlap()));
+}
+
+uint64_t Coordinator::ReceivedLocked(const std::string& node) const {
+  if (aggregators_.empty()) return 0;
+  const Contribution* held = aggregators_.begin()->second->Find(node);
+  return held == nullptr ? 0 : held->bytes;
 }
 
 void Coordinator::NoteChangeLocked(const std::string& node, bool left) {

@@ -30,77 +30,88 @@ RoundHistory::RoundHistory(const HistoryLimits& limits) : limits_(limits) {
 
 void RoundHistory::Opened(const Opening& opening, const Moment& at) {
   std::lock_guard<std::mutex> lock(mutex_);
-  open_.emplace();
-  opened_ms_ = at.now_ms;
-  open_->set_round(opening.round);
-  open_->set_state(v1::ROUND_STATE_OPEN);
-  open_->set_step(opening.step);
-  open_->set_learning_rate(opening.learning_rate);
-  SetTime(at.wall, open_->mutable_opened_at());
-  for (const v1::RoundNode& node : opening.nodes) *open_->add_nodes() = node;
-  RecordLocked(v1::ROUND_CHANGE_OPENED, at, "", "");
+  open_.emplace_back();
+  open_.back().opened_ms = at.now_ms;
+  v1::Round& round = open_.back().round;
+  round.set_round(opening.round);
+  round.set_state(v1::ROUND_STATE_OPEN);
+  round.set_step(opening.step);
+  round.set_learning_rate(opening.learning_rate);
+  SetTime(at.wall, round.mutable_opened_at());
+  for (const v1::RoundNode& node : opening.nodes) *round.add_nodes() = node;
+  RecordLocked(v1::ROUND_CHANGE_OPENED, at, &open_.back(), "", "");
 }
 
-v1::RoundNode* RoundHistory::FindNodeLocked(const std::string& name) {
-  for (v1::RoundNode& node : *open_->mutable_nodes()) {
+RoundHistory::Open* RoundHistory::FindOpenLocked(uint64_t round) {
+  for (Open& open : open_) {
+    if (open.round.round() == round) return &open;
+  }
+  return nullptr;
+}
+
+v1::RoundNode* RoundHistory::FindNode(Open* open, const std::string& name) {
+  if (open == nullptr) return nullptr;
+  for (v1::RoundNode& node : *open->round.mutable_nodes()) {
     if (node.node() == name) return &node;
   }
   return nullptr;
 }
 
-void RoundHistory::TookIn(const std::string& node) {
+void RoundHistory::TookIn(uint64_t round, const std::string& node) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_.has_value()) return;
-  if (v1::RoundNode* found = FindNodeLocked(node)) {
+  if (v1::RoundNode* found = FindNode(FindOpenLocked(round), node)) {
     found->set_outcome(v1::NODE_OUTCOME_OUTSTANDING);
     found->clear_reason();
   }
 }
 
-void RoundHistory::TookOut(const std::string& node, const std::string& reason) {
+void RoundHistory::TookOut(uint64_t round, const std::string& node, const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_.has_value()) return;
-  if (v1::RoundNode* found = FindNodeLocked(node)) {
+  if (v1::RoundNode* found = FindNode(FindOpenLocked(round), node)) {
     found->set_outcome(v1::NODE_OUTCOME_EVICTED);
     found->set_reason(reason);
   }
 }
 
-void RoundHistory::Completed(const std::string& node, const Moment& at) {
+void RoundHistory::Completed(uint64_t round, const std::string& node, const Moment& at) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_.has_value()) return;
-  if (v1::RoundNode* found = FindNodeLocked(node)) {
+  Open* const open = FindOpenLocked(round);
+  if (open == nullptr) return;
+  if (v1::RoundNode* found = FindNode(open, node)) {
     found->set_outcome(v1::NODE_OUTCOME_INCLUDED);
     found->clear_reason();
   }
-  RecordLocked(v1::ROUND_CHANGE_COMPLETE, at, node, "");
+  RecordLocked(v1::ROUND_CHANGE_COMPLETE, at, open, node, "");
 }
 
 void RoundHistory::Waiting(const std::string& sentence, const Moment& at) {
   std::lock_guard<std::mutex> lock(mutex_);
-  RecordLocked(v1::ROUND_CHANGE_WAITING, at, "", sentence);
+  RecordLocked(v1::ROUND_CHANGE_WAITING, at, nullptr, "", sentence);
 }
 
 void RoundHistory::Closed(std::vector<v1::RoundNode> nodes, bool is_void) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ISTHMUS_CHECK(open_.has_value());
-  open_->set_state(v1::ROUND_STATE_COMMITTING);
-  open_->set_is_void(is_void);
-  open_->clear_nodes();
-  for (v1::RoundNode& node : nodes) *open_->add_nodes() = std::move(node);
+  ISTHMUS_CHECK(!open_.empty());
+  v1::Round& round = open_.front().round;
+  round.set_state(v1::ROUND_STATE_COMMITTING);
+  round.set_is_void(is_void);
+  round.clear_nodes();
+  for (v1::RoundNode& node : nodes) *round.add_nodes() = std::move(node);
 }
 
 void RoundHistory::Committed(uint64_t payload_bytes, const std::string& sha256, const Moment& at) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ISTHMUS_CHECK(open_.has_value());
-  open_->set_state(v1::ROUND_STATE_COMMITTED);
-  open_->set_payload_bytes(payload_bytes);
-  open_->set_sha256(sha256);
-  open_->set_duration_ms(SinceMs(opened_ms_, at.now_ms));
-  SetTime(at.wall, open_->mutable_committed_at());
-  RecordLocked(v1::ROUND_CHANGE_COMMITTED, at, "", "");
-  Kept kept{nullptr, opened_ms_, at.now_ms, open_->ByteSizeLong()};
-  kept.round = std::make_shared<const v1::Round>(*std::exchange(open_, absl::nullopt));
+  ISTHMUS_CHECK(!open_.empty());
+  v1::Round& round = open_.front().round;
+  round.set_state(v1::ROUND_STATE_COMMITTED);
+  round.set_payload_bytes(payload_bytes);
+  round.set_sha256(sha256);
+  round.set_duration_ms(SinceMs(open_.front().opened_ms, at.now_ms));
+  SetTime(at.wall, round.mutable_committed_at());
+  RecordLocked(v1::ROUND_CHANGE_COMMITTED, at, &open_.front(), "", "");
+  Kept kept{nullptr, open_.front().opened_ms, at.now_ms, round.ByteSizeLong()};
+  kept.round = std::make_shared<const v1::Round>(std::move(round));
+  open_.pop_front();
   kept_bytes_ += kept.bytes;
   kept_.push_back(std::move(kept));
   while (kept_.size() > 1 && (kept_.size() > limits_.rounds || kept_bytes_ > limits_.bytes)) {
@@ -112,24 +123,25 @@ void RoundHistory::Committed(uint64_t payload_bytes, const std::string& sha256, 
 void RoundHistory::Finished(const Moment& at) {
   std::lock_guard<std::mutex> lock(mutex_);
   finished_ = true;
-  RecordLocked(v1::ROUND_CHANGE_FINISHED, at, "", "");
+  RecordLocked(v1::ROUND_CHANGE_FINISHED, at, nullptr, "", "");
 }
 
-v1::Round RoundHistory::OpenRoundLocked(int64_t now_ms) const {
-  v1::Round round = *open_;
+v1::Round RoundHistory::ViewOf(const Open& open, int64_t now_ms) {
+  v1::Round round = open.round;
   if (round.state() != v1::ROUND_STATE_COMMITTED) {
-    round.set_duration_ms(SinceMs(opened_ms_, now_ms));
+    round.set_duration_ms(SinceMs(open.opened_ms, now_ms));
   }
   return round;
 }
 
-void RoundHistory::RecordLocked(v1::RoundChange change, const Moment& at, const std::string& node,
-                                const std::string& waiting_for) {
+void RoundHistory::RecordLocked(v1::RoundChange change, const Moment& at, const Open* about,
+                                const std::string& node, const std::string& waiting_for) {
   if (watchers_ == 0) return;
   auto event = std::make_shared<v1::WatchRoundsResponse>();
   event->set_change(change);
-  if (open_.has_value()) {
-    *event->mutable_round() = OpenRoundLocked(at.now_ms);
+  if (about == nullptr && !open_.empty()) about = &open_.front();
+  if (about != nullptr) {
+    *event->mutable_round() = ViewOf(*about, at.now_ms);
   } else if (!kept_.empty()) {
     *event->mutable_round() = *kept_.back().round;
   }
@@ -150,15 +162,15 @@ void RoundHistory::RecordLocked(v1::RoundChange change, const Moment& at, const 
 
 absl::optional<v1::Round> RoundHistory::Newest(int64_t now_ms) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (open_.has_value()) return OpenRoundLocked(now_ms);
+  if (!open_.empty()) return ViewOf(open_.front(), now_ms);
   if (kept_.empty()) return absl::nullopt;
   return *kept_.back().round;
 }
 
 RoundPtr RoundHistory::Find(uint64_t round, int64_t now_ms) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (open_.has_value() && open_->round() == round) {
-    return std::make_shared<const v1::Round>(OpenRoundLocked(now_ms));
+  for (const Open& open : open_) {
+    if (open.round.round() == round) return std::make_shared<const v1::Round>(ViewOf(open, now_ms));
   }
   if (kept_.empty() || round < kept_.front().round->round()) return nullptr;
   const uint64_t at = round - kept_.front().round->round();
@@ -170,8 +182,9 @@ std::vector<RoundPtr> RoundHistory::Before(uint64_t before, size_t count, size_t
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<RoundPtr> rounds;
   size_t bytes = 0;
-  if (count > 0 && open_.has_value() && open_->round() < before) {
-    rounds.push_back(std::make_shared<const v1::Round>(OpenRoundLocked(now_ms)));
+  for (auto open = open_.rbegin(); open != open_.rend() && rounds.size() < count; ++open) {
+    if (open->round.round() >= before) continue;
+    rounds.push_back(std::make_shared<const v1::Round>(ViewOf(*open, now_ms)));
     bytes += rounds.back()->ByteSizeLong();
   }
   // Numbers have no gaps, so the place of the first one wanted is known.
@@ -192,7 +205,7 @@ std::vector<RoundPtr> RoundHistory::Before(uint64_t before, size_t count, size_t
 uint64_t RoundHistory::oldest() const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!kept_.empty()) return kept_.front().round->round();
-  return open_.has_value() ? open_->round() : 0;
+  return open_.empty() ? 0 : open_.front().round.round();
 }
 
 RoundHistory::Pace RoundHistory::PaceAt(int64_t now_ms) const {
@@ -223,8 +236,8 @@ RoundHistory::Start RoundHistory::StartWatch(const Moment& at) const {
   start.current.set_change(v1::ROUND_CHANGE_CURRENT);
   SetTime(at.wall, start.current.mutable_at());
   std::lock_guard<std::mutex> lock(mutex_);
-  if (open_.has_value()) {
-    *start.current.mutable_round() = OpenRoundLocked(at.now_ms);
+  if (!open_.empty()) {
+    *start.current.mutable_round() = ViewOf(open_.front(), at.now_ms);
   } else if (!kept_.empty()) {
     *start.current.mutable_round() = *kept_.back().round;
   }

@@ -5,7 +5,7 @@
 // Readers take only the lock in here. Nobody is pushed to: a watcher that reads slowly costs one
 // number, and when the ring has gone past it, it is told so.
 //
-//   history.Opened(…); history.Completed("fra-1", moment); … history.Committed(…);
+//   history.Opened(…); history.Completed(7, "fra-1", moment); … history.Committed(…);
 //   auto watch = history.StartWatch();            // how things stand, and where to read on
 //   history.WaitPast(watch.cursor, timeout_ms);
 //   auto read = history.Read(watch.cursor);       // one change, or nothing yet, or lost
@@ -56,20 +56,20 @@ class RoundHistory {
     std::vector<v1::RoundNode> nodes;  // all of the run's, ascending
   };
   void Opened(const Opening& opening, const Moment& at);
-  // A node was taken into the open round.
-  void TookIn(const std::string& node);
+  // A node was taken into an open round.
+  void TookIn(uint64_t round, const std::string& node);
   // A node was evicted, with what it had sent.
-  void TookOut(const std::string& node, const std::string& reason);
-  void Completed(const std::string& node, const Moment& at);
+  void TookOut(uint64_t round, const std::string& node, const std::string& reason);
+  void Completed(uint64_t round, const std::string& node, const Moment& at);
   // The coordinator has waited a while for something else than before.
   void Waiting(const std::string& sentence, const Moment& at);
-  // No contribution counts any more; what became of each node's is final.
+  // Of the oldest open round. No contribution counts any more; what became of each node's is final.
   void Closed(std::vector<v1::RoundNode> nodes, bool is_void);
   void Committed(uint64_t payload_bytes, const std::string& sha256, const Moment& at);
   void Finished(const Moment& at);
 
   // --- The readers' side.
-  // The open round, or the last one; absent: none has opened.
+  // The oldest open round, or the last one; absent: none has opened.
   absl::optional<v1::Round> Newest(int64_t now_ms) const;
   // Null: not kept, or not opened yet.
   RoundPtr Find(uint64_t round, int64_t now_ms) const;
@@ -114,18 +114,23 @@ class RoundHistory {
     int64_t committed_ms = 0;
     size_t bytes = 0;
   };
-  void RecordLocked(v1::RoundChange change, const Moment& at, const std::string& node,
-                    const std::string& waiting_for);
-  v1::RoundNode* FindNodeLocked(const std::string& node);
-  v1::Round OpenRoundLocked(int64_t now_ms) const;
+  struct Open {
+    v1::Round round;
+    int64_t opened_ms = 0;
+  };
+  // `about`: the open round; null: the oldest, or the last one.
+  void RecordLocked(v1::RoundChange change, const Moment& at, const Open* about,
+                    const std::string& node, const std::string& waiting_for);
+  Open* FindOpenLocked(uint64_t round);
+  static v1::RoundNode* FindNode(Open* open, const std::string& node);
+  static v1::Round ViewOf(const Open& open, int64_t now_ms);
 
   const HistoryLimits limits_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::deque<Kept> kept_;  // committed, ascending without gaps
   size_t kept_bytes_ = 0;
-  absl::optional<v1::Round> open_;  // not committed yet
-  int64_t opened_ms_ = 0;
+  std::deque<Open> open_;  // not committed yet, ascending without gaps; one without overlap
   bool finished_ = false;
   size_t watchers_ = 0;
   std::deque<std::pair<RoundChangePtr, size_t>> changes_;  // with their sizes

@@ -22,6 +22,22 @@ uint64_t Age(int64_t then_ms, int64_t now_ms) {
   return static_cast<uint64_t>(std::max<int64_t>(0, now_ms - then_ms));
 }
 
+// The oldest round that is open or being committed; 0: none.
+uint64_t OldestOf(const RoundMachine& machine) {
+  return machine.newest_round() == 0 ? 0 : machine.committed_round() + 1;
+}
+
+// What a node is to the oldest open round; where that is nothing, to one of those after it.
+Standing StandingOf(const RoundMachine& machine, const std::string& node) {
+  const Standing oldest = machine.StandingOf(node);
+  if (oldest != Standing::kNotMember) return oldest;
+  for (uint64_t round = OldestOf(machine) + 1; round <= machine.newest_round(); ++round) {
+    const Standing later = machine.StandingIn(node, round);
+    if (later != Standing::kNotMember) return later;
+  }
+  return oldest;
+}
+
 v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
   const RoundMachine& machine = facts.machine;
   const NodePolicy policy = machine.PolicyOf(node.name);
@@ -30,7 +46,7 @@ v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
     if (node.incarnation == 0) return v1::NODE_STATE_NEVER_JOINED;
     return node.trail.left ? v1::NODE_STATE_LEFT : v1::NODE_STATE_LEASE_ENDED;
   }
-  switch (machine.StandingOf(node.name)) {
+  switch (StandingOf(machine, node.name)) {
     case Standing::kOutstanding:
     case Standing::kComplete:
     case Standing::kRefused:
@@ -49,10 +65,9 @@ v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
 
 v1::RunState StateOf(const RoundMachine& machine) {
   if (machine.finished()) return v1::RUN_STATE_FINISHED;
-  const bool nothing_open = machine.open_round() == 0 && machine.committing_round() == 0;
+  const bool nothing_open = machine.newest_round() == 0;
   if (machine.paused() && nothing_open) return v1::RUN_STATE_PAUSED;
-  const bool begun =
-      machine.committed_round() > 0 || machine.open_round() > 0 || machine.committing_round() > 0;
+  const bool begun = machine.committed_round() > 0 || !nothing_open;
   return begun ? v1::RUN_STATE_RUNNING : v1::RUN_STATE_STARTING;
 }
 
@@ -88,14 +103,14 @@ v1::NodeOutcome OutcomeOf(Standing standing) {
   return v1::NODE_OUTCOME_UNSPECIFIED;
 }
 
-std::vector<v1::RoundNode> RoundNodes(const RoundMachine& machine,
+std::vector<v1::RoundNode> RoundNodes(const RoundMachine& machine, uint64_t round,
                                       const std::vector<std::string>& names) {
   std::vector<v1::RoundNode> nodes;
   for (const std::string& name : names) {
     v1::RoundNode node;
     node.set_node(name);
-    node.set_outcome(OutcomeOf(machine.StandingOf(name)));
-    node.set_reason(machine.ReasonOf(name));
+    node.set_outcome(OutcomeOf(machine.StandingIn(name, round)));
+    node.set_reason(machine.ReasonIn(name, round));
     nodes.push_back(std::move(node));
   }
   return nodes;
@@ -113,7 +128,8 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
     const bool begun = run.state() == v1::RUN_STATE_RUNNING || machine.committed_round() > 0;
     run.set_waiting_ms(Age(begun ? machine.opened_ms() : facts.started_ms, facts.now_ms));
   }
-  run.set_open_round(std::max(machine.open_round(), machine.committing_round()));
+  run.set_open_round(OldestOf(machine));
+  if (machine.newest_round() > run.open_round()) run.set_newest_open_round(machine.newest_round());
   run.set_committed_round(machine.committed_round());
   run.set_steps(facts.rounds);
   run.set_quorum(EffectiveQuorum(*facts.spec));
@@ -160,7 +176,7 @@ v1::Node ViewOfNode(const RunFacts& facts, const NodeFacts& node) {
   if (view.state() == v1::NODE_STATE_CATCHING_UP)
     since_ms = std::max(since_ms, machine.opened_ms());
   view.set_state_ms(Age(since_ms, facts.now_ms));
-  if (machine.open_round() != 0 || machine.committing_round() != 0) {
+  if (OldestOf(machine) != 0) {
     view.set_outcome(OutcomeOf(machine.StandingOf(node.name)));
   }
   view.set_waiting_for(machine.WaitingFor(node.name));
@@ -191,15 +207,17 @@ v1::Round ViewOfRound(const RunFacts& facts, v1::Round round) {
   if (round.state() == v1::ROUND_STATE_COMMITTED) return round;
   const RoundMachine& machine = facts.machine;
   // The two were read one after the other; what does not belong together is left as it was kept.
-  const uint64_t present = std::max(machine.open_round(), machine.committing_round());
-  if (present != round.round()) return round;
-  round.set_waiting_for(machine.Decide(facts.now_ms).sentence);
-  const int64_t left_ms = machine.CloseLeftMs(facts.now_ms);
+  const uint64_t oldest = OldestOf(machine);
+  if (oldest == 0 || round.round() < oldest || round.round() > machine.newest_round()) return round;
+  round.set_waiting_for(round.round() == oldest ? machine.Decide(facts.now_ms).sentence
+                                                : absl::StrCat("round ", oldest, " commits first"));
+  const int64_t left_ms = machine.CloseLeftMs(facts.now_ms, round.round());
   if (left_ms >= 0) round.set_deadline_left_ms(static_cast<uint64_t>(left_ms));
   std::vector<std::string> names;
   for (const NodeFacts& node : facts.nodes) names.push_back(node.name);
   round.clear_nodes();
-  for (v1::RoundNode& node : RoundNodes(machine, names)) *round.add_nodes() = std::move(node);
+  for (v1::RoundNode& node : RoundNodes(machine, round.round(), names))
+    *round.add_nodes() = std::move(node);
   return round;
 }
 

@@ -15,8 +15,9 @@ namespace isthmus {
 
 v1::NodeOutcome OutcomeOf(Standing standing);
 
-// What became of every node's contribution, as the machine knows it now.
-std::vector<v1::RoundNode> RoundNodes(const RoundMachine& machine,
+// What became of every node's contribution to a round that is open or being committed, as the
+// machine knows it now.
+std::vector<v1::RoundNode> RoundNodes(const RoundMachine& machine, uint64_t round,
                                       const std::vector<std::string>& names);
 
 // With `with_spec` false the spec is left out.

@@ -29,7 +29,7 @@ absl::StatusOr<v1::ResumeRunResponse> Coordinator::ResumeRun(const v1::ResumeRun
   return v1::ResumeRunResponse();
 }
 
-// The round that goes on for all that; 0: none is open.
+// The last round that goes on for all that; 0: none is open.
 absl::StatusOr<uint64_t> Coordinator::SetPause(const RoundEvent& event, bool paused,
                                                const std::string& reason) {
   const DeliverAfter deliver(this);
@@ -54,7 +54,7 @@ absl::StatusOr<uint64_t> Coordinator::SetPause(const RoundEvent& event, bool pau
   }
   LogInfo(paused ? "an operator pauses the run" : "an operator lets the run go on",
           {{"run", spec_.run()}, {"reason", reason}});
-  const uint64_t last_round = std::max(machine_.open_round(), machine_.committing_round());
+  const uint64_t last_round = machine_.newest_round();
   StepLocked(event);
   return last_round;
 }

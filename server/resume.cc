@@ -65,6 +65,14 @@ absl::Status Coordinator::Resume() {
   return ResumeLocked(state);
 }
 
+absl::Status Coordinator::CheckMembers(const v1::StoredOpening& open) const {
+  for (const std::string& member : open.members()) {
+    if (nodes_.count(member) != 0) continue;
+    return Damaged(absl::StrCat("member '", member, "' is not one of the spec's nodes"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Coordinator::ResumeLocked(const StoredState& state) {
   const v1::StoredRun& run = *state.run;
   if (run.has_fork()) fork_ = run.fork();
@@ -103,11 +111,11 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
                                 "opens the round after it is not there"));
   }
   if (state.open.has_value()) {
-    for (const std::string& member : state.open->members()) {
-      if (nodes_.count(member) == 0) {
-        return Damaged(absl::StrCat("member '", member, "' is not one of the spec's nodes"));
-      }
-      resumed.members.push_back(member);
+    ISTHMUS_RETURN_IF_ERROR(CheckMembers(*state.open));
+    resumed.members = {state.open->members().begin(), state.open->members().end()};
+    for (const v1::StoredOpening& later : state.open->later()) {
+      ISTHMUS_RETURN_IF_ERROR(CheckMembers(later));
+      resumed.later_members.emplace_back(later.members().begin(), later.members().end());
     }
   }
   ISTHMUS_ASSIGN_OR_RETURN(last_update_sha256_, store_->RecordSha256(state.last_round));

@@ -44,6 +44,7 @@ absl::StatusOr<v1::UpdateRunResponse> Coordinator::UpdateRun(const v1::UpdateRun
   ISTHMUS_RETURN_IF_ERROR(CheckMayChange(changes));
   ISTHMUS_RETURN_IF_ERROR(CheckNodesCanChange(changes));
   ISTHMUS_RETURN_IF_ERROR(CheckKeepsState(last, revision.spec()));
+  ISTHMUS_RETURN_IF_ERROR(CheckUnderWay(last, changes));
   std::unique_lock<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckServingLocked());
   uint64_t from_round = request.from_round();
@@ -85,10 +86,7 @@ absl::Status Coordinator::CheckFromRoundLocked(const v1::RunSpec& spec,
                           "isthmusctl runs fork ", spec_.run(), " NEW_NAME")),
                       "RUN_FINISHED");
   }
-  // With the commit under way the next round's opening is stored.
-  const uint64_t opened = machine_.committing_round() != 0 ? machine_.committing_round() + 1
-                          : machine_.open_round() != 0     ? machine_.open_round()
-                                                           : machine_.committed_round();
+  const uint64_t opened = std::max(NewestRoundLocked(), machine_.committed_round());
   if (*from_round == 0) *from_round = std::max(opened + 1, revisions_.last_from_round());
   if (*from_round > opened) return revisions_.Check(spec, *from_round);
   return WithReason(absl::FailedPreconditionError(absl::StrCat(
@@ -123,9 +121,13 @@ void Coordinator::TakeUpCodecLocked(uint64_t round) {
   model_ = *std::move(model);
 }
 
+// With a commit under way the opening of the round that follows it is stored.
+uint64_t Coordinator::NewestRoundLocked() const {
+  const uint64_t committing = machine_.committing_round();
+  return committing == 0 ? machine_.newest_round() : committing + 1 + spec_.overlap();
+}
+
 uint64_t Coordinator::PresentRoundLocked() const {
-  const uint64_t open = std::max(machine_.open_round(), machine_.committing_round());
-  if (open != 0) return open;
   return machine_.finished() ? machine_.committed_round() : machine_.committed_round() + 1;
 }
 

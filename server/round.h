@@ -18,10 +18,13 @@
 //                between two steps that is much longer than that is a pause of this process, and
 //                nobody is blamed for it.
 //
-// Rounds here have no overlap: round r builds on the commit of round r - 1, its base. Round 0 is
-// the start state. Thread-compatible; copying a machine copies its whole state.
+// Round r builds on the commit of round r - 1 - d, its base (d: overlap), which opens it: so 1 + d
+// rounds are open at once, each with its own members, deadline and contributions. They commit in
+// order: one that could close waits for those before it. Round 0 is the start state.
+// Thread-compatible; copying a machine copies its whole state.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -37,7 +40,8 @@ struct RoundSettings {
   // Complete contributions a commit needs, 1 to nodes. All nodes: those that refused or abstained,
   // and those that an operator has taken out, are excused.
   uint32_t quorum = 1;
-  uint64_t steps = 1;  // rounds until the run is finished
+  uint64_t steps = 1;    // rounds until the run is finished
+  uint32_t overlap = 0;  // rounds that are open beside the oldest; of all settings the same
   int64_t lease_ms = 15000;
   int64_t deadline_ms = 0;  // after opening; 0: none
   int64_t grace_ms = 5000;  // after the first complete contribution, where quorum < nodes
@@ -54,8 +58,8 @@ struct RoundSettings {
 // What an operator says of a node. It outlives admissions, and this process.
 enum class NodePolicy {
   kNone,
-  kDrain,  // it finishes the open round, and is a member of no later one
-  kEvict,  // it is out at once, with what it sent for the open round, and may not join
+  kDrain,  // it finishes the rounds that are open, and is a member of no later one
+  kEvict,  // it is out at once, with what it sent for open rounds, and may not join
 };
 
 // Events. A node's name must be one of the settings' nodes. Those of a node whose lease has ended,
@@ -77,17 +81,21 @@ struct NodeWaiting {  // what the node itself waits for; empty: nothing
   std::string node;
   std::string sentence;
 };
-struct ContributionComplete {  // to the open round: all of it is there and checked
+// Of an open round; 0: the oldest one that takes contributions.
+struct ContributionComplete {  // all of it is there and checked
   std::string node;
   std::string digest;
+  uint64_t round = 0;
 };
 struct ContributionRefused {
   std::string node;
   std::string reason;
+  uint64_t round = 0;
 };
 struct NodeAbstained {
   std::string node;
   std::string reason;
+  uint64_t round = 0;
 };
 struct NodeLeft {
   std::string node;
@@ -98,7 +106,7 @@ struct NodePolicySet {  // replaces what was said before
   NodePolicy policy = NodePolicy::kNone;
   std::string reason;  // the operator's words; may be empty
 };
-struct RunPaused {     // the open round finishes, and no other opens; again: another reason
+struct RunPaused {     // the open rounds finish, and no other opens; again: another reason
   std::string reason;  // the operator's words; may be empty
 };
 struct RunUnpaused {};
@@ -124,7 +132,8 @@ struct RunResumed {
   };
   uint64_t committed_round = 0;
   std::vector<std::string> members;  // of the round after it; none where no round was committed
-  std::vector<Node> nodes;           // that were admitted and had not left
+  std::vector<std::vector<std::string>> later_members;  // of the rounds after that one
+  std::vector<Node> nodes;                              // that were admitted and had not left
   std::vector<Policy> policies;
   bool paused = false;
   std::string pause_reason;
@@ -145,11 +154,11 @@ struct OpenRound {
   uint64_t step = 0;  // global step its commit completes: decides learning rate and decay
   std::vector<std::string> members;
 };
-struct TakeIn {  // a node becomes a member of the round that is open already
+struct TakeIn {  // a node becomes a member of a round that is open already
   uint64_t round = 0;
   std::string node;
 };
-struct TakeOut {  // a node was evicted: drop what it sent for the open round, complete or not
+struct TakeOut {  // a node was evicted: drop what it sent for an open round, complete or not
   uint64_t round = 0;
   std::string node;
 };
@@ -157,9 +166,11 @@ struct CommitRound {
   uint64_t round = 0;
   std::vector<std::string> included;  // ascending
   bool is_void = false;
-  // Who is a member of the round that this commit opens; none: the run is finished. From here on
+  // Who is a member of the round that this commit opens; none: no further one opens. From here on
   // they only become fewer, so what is durable with the commit holds all that may come.
   std::vector<std::string> next_members;
+  // With overlap: who was of the rounds before that one, ascending from the next one to commit.
+  std::vector<std::vector<std::string>> open_members;
 };
 struct PublishRound {
   uint64_t round = 0;
@@ -173,7 +184,7 @@ struct FinishRun {
 using RoundEffect =
     std::variant<OpenRound, TakeIn, TakeOut, CommitRound, PublishRound, EndLease, FinishRun>;
 
-// What a node is to the round that is open or being committed.
+// What a node is to a round that is open or being committed.
 enum class Standing {
   kNotMember,    // catching up, drained, or not there
   kOutstanding,  // a member whose contribution is awaited
@@ -185,7 +196,7 @@ enum class Standing {
   kEvicted,
 };
 
-// May the open round close, and why not.
+// May the oldest open round close, and why not.
 struct Decision {
   enum class Answer { kWait, kCommit, kCommitVoid };
   Answer answer = Answer::kWait;
@@ -203,57 +214,80 @@ class RoundMachine {
   Decision Decide(int64_t now_ms) const;
 
   uint64_t committed_round() const { return committed_; }
-  // The round that takes contributions; 0: none.
-  uint64_t open_round() const { return phase_ == Phase::kOpen ? committed_ + 1 : 0; }
+  // The oldest round that takes contributions; 0: none.
+  uint64_t open_round() const;
+  // Whether that one does.
+  bool IsOpen(uint64_t round) const { return Taking(round) != nullptr && round != 0; }
+  // The newest round that does, or is being committed; 0: none.
+  uint64_t newest_round() const { return open_.empty() ? 0 : open_.back().round; }
   // The round between CommitRound and RoundPersisted; 0: none.
-  uint64_t committing_round() const { return phase_ == Phase::kCommitting ? committed_ + 1 : 0; }
+  uint64_t committing_round() const { return committing_ ? committed_ + 1 : 0; }
+  // The commit that a round builds on.
+  uint64_t BaseOf(uint64_t round) const { return round - std::min<uint64_t>(round, 1 + overlap_); }
   bool finished() const { return phase_ == Phase::kFinished; }
-  // An operator lets no round open. One may be open that was so before.
+  // An operator lets no round open. Some may be open that were so before.
   bool paused() const { return paused_; }
   const std::string& pause_reason() const { return pause_reason_; }
 
+  // In the oldest round that is open or being committed; where none is, in the last one. And in a
+  // round: one that is not open has no members.
   Standing StandingOf(const std::string& node) const;
-  // Whether the open round would count a contribution of this node: it is a member, or it refused,
-  // abstained or came late and may be taken in because the quorum cannot be reached without it.
-  bool Admits(const std::string& node) const;
+  Standing StandingIn(const std::string& node, uint64_t round) const;
+  const std::string& ReasonOf(const std::string& node) const;
+  const std::string& ReasonIn(const std::string& node, uint64_t round) const;
+  // Whether a round (0: the oldest that is open) would count a contribution of this node: it is a
+  // member, or it refused, abstained or came late and may be taken in because the quorum cannot be
+  // reached without it.
+  bool Admits(const std::string& node, uint64_t round = 0) const;
   bool IsLive(const std::string& node) const;
   // Until the lease ends; 0 when it has.
   int64_t LeaseLeftMs(const std::string& node, int64_t now_ms) const;
-  // Until the open round closes with the quorum; -1: nothing is set, 0: the time has passed.
-  int64_t CloseLeftMs(int64_t now_ms) const;
+  // Until a round (0: the oldest that is open) may close with the quorum; -1: nothing is set, 0:
+  // the time has passed.
+  int64_t CloseLeftMs(int64_t now_ms, uint64_t round = 0) const;
 
   // For people who look on. The nodes that Decide's sentence is about, ascending; none while no
   // node is awaited.
   std::vector<std::string> Awaited() const;
   uint64_t Acknowledged(const std::string& node) const { return Find(node).acknowledged; }
   const std::string& WaitingFor(const std::string& node) const { return Find(node).waiting_for; }
-  const std::string& ReasonOf(const std::string& node) const { return Find(node).reason; }
   NodePolicy PolicyOf(const std::string& node) const { return Find(node).policy; }
   const std::string& PolicyReasonOf(const std::string& node) const {
     return Find(node).policy_reason;
   }
-  // The last round that the node is a member of when it is drained: the one that is open or being
-  // committed, where its contribution is awaited or counts, else 0. Of a node that is drained
-  // already: as it was then.
+  // The last round that the node is a member of when it is drained: the newest of those that are
+  // open or being committed where its contribution is awaited or counts, else 0. Of a node that is
+  // drained already: as it was then.
   uint64_t LastRoundOf(const std::string& node) const;
-  // When the open round opened, or the one committing; in a pause, when nothing was open any more.
-  int64_t opened_ms() const { return opened_ms_; }
+  // When the oldest open round opened, or the one committing; in a pause, when nothing was open any
+  // more.
+  int64_t opened_ms() const { return Front().opened_ms; }
 
  private:
-  enum class Phase { kStarting, kOpen, kCommitting, kPaused, kFinished };
+  enum class Phase { kStarting, kRunning, kFinished };
   struct Node {
     bool live = false;
     uint64_t incarnation = 0;
     int64_t lease_until_ms = 0;
     uint64_t acknowledged = 0;
     std::string waiting_for;
+    NodePolicy policy = NodePolicy::kNone;
+    std::string policy_reason;
+    uint64_t last_round = 0;  // kDrain: a member of no later one
+  };
+  // What a node is to a round.
+  struct Part {
     Standing standing = Standing::kNotMember;
     std::string digest;       // kComplete
     int64_t complete_ms = 0;  // kComplete
     std::string reason;       // kRefused, kAbstained, kLeft, kEvicted
-    NodePolicy policy = NodePolicy::kNone;
-    std::string policy_reason;
-    uint64_t last_round = 0;  // kDrain: a member of no later one
+  };
+  struct Opened {
+    uint64_t round = 0;
+    RoundSettings settings;  // that hold in it
+    int64_t opened_ms = 0;
+    std::vector<std::string> members;  // as it opened
+    std::map<std::string, Part> parts;
   };
   using Effects = std::vector<RoundEffect>;
 
@@ -276,55 +310,76 @@ class RoundMachine {
 
   Node& Find(const std::string& node);
   const Node& Find(const std::string& node) const;
+  static const Part& PartOf(const Opened& at, const std::string& node);
+  // What a sentence is about: the oldest round that is open or being committed, else what was last.
+  const Opened& Front() const { return open_.empty() ? idle_ : open_.front(); }
+  // The round if it takes contributions, 0: the oldest that does; null: it does not.
+  const Opened* Taking(uint64_t round) const;
+  Opened* Taking(uint64_t round);
+  const Opened* FindRound(uint64_t round) const;  // or is being committed
   void ForgiveOwnPause(int64_t now_ms);
-  void EndMembership(Node* node, Standing standing);
-  void Decline(const std::string& name, Standing standing, const std::string& reason);
+  void EndMembership(const std::string& name, Standing standing);
+  void Decline(uint64_t round, const std::string& name, Standing standing,
+               const std::string& reason);
   void Advance(int64_t now_ms, Effects* effects);
-  void Pause(int64_t now_ms);
   void TakeSettings(uint64_t round);
+  // Opens what is due.
   void Open(int64_t now_ms, Effects* effects);
+  void OpenOne(uint64_t round, int64_t now_ms, Effects* effects);
   void OpenFirst(int64_t now_ms, Effects* effects);
-  void TakeInMissing(Effects* effects);
+  // No node is anything to it.
+  Opened Idle() const;
+  void TakeInMissing(Opened* at, Effects* effects);
   void Close(int64_t now_ms, Effects* effects);
 
-  bool HoldsBase(const Node& node) const { return node.live && node.acknowledged == committed_; }
+  bool HoldsBase(const Node& node, uint64_t round) const {
+    return node.live && node.acknowledged >= BaseOf(round);
+  }
+  bool Admits(const std::string& name, const Opened& at) const;
   // Whether what operators said lets it be a member of a round.
   static bool MayTakePart(const Node& node, uint64_t round);
-  // An operator has taken it out, and nothing of it is awaited for the next commit.
-  bool IsOut(const Node& node) const;
-  bool NeedsAll() const { return settings_.quorum == nodes_.size(); }
+  // An operator has taken it out, and nothing of it is awaited for the round's commit.
+  bool IsOut(const std::string& name, const Opened& at) const;
+  bool NeedsAll(const Opened& at) const { return at.settings.quorum == nodes_.size(); }
   uint32_t Ready() const;
-  uint32_t Declined() const;
-  uint32_t Needed() const;
-  bool BelowQuorum() const;
-  uint32_t Count(Standing standing) const;
-  int64_t FirstCompleteMs() const;  // -1: none yet
+  uint32_t Needed(const Opened& at) const;
+  bool BelowQuorum(const Opened& at) const;
+  static uint32_t Count(const Opened& at, Standing standing);
+  static uint32_t Declined(const Opened& at);
+  static int64_t FirstCompleteMs(const Opened& at);  // -1: none yet
+  int64_t CloseLeftMs(const Opened& at, int64_t now_ms) const;
   Decision Wait(int64_t now_ms) const;
   std::string StartingSentence() const;
   std::string OutstandingSentence() const;
   std::string MissingSentence() const;
   std::string PolicySentence() const;
   std::string PauseSentence() const;
-  std::string Describe(const std::string& name, const Node& node) const;
+  std::string AlsoOpenSentence() const;
+  std::string Describe(const std::string& name) const;
 
   // The last commit that a node must have acknowledged to be in step when `committed` is the last
   // one, `unlisted` of which are not in commit_ms_ yet.
   uint64_t DueAcknowledgement(uint64_t committed, uint64_t unlisted, int64_t now_ms);
 
-  // Who would be a member of the round that the commit of round `committed` opens now.
-  std::vector<std::string> MembersAfter(uint64_t committed, uint64_t unlisted, int64_t now_ms);
+  // Who would be a member of a round that the commit of round `committed` opens now.
+  std::vector<std::string> MembersOf(uint64_t round, uint64_t committed, uint64_t unlisted,
+                                     int64_t now_ms);
 
-  RoundSettings settings_;
+  uint32_t overlap_;
+  RoundSettings settings_;                    // of the round that opened last, or the first one
   std::map<uint64_t, RoundSettings> coming_;  // by the first round they hold in
   std::map<std::string, Node> nodes_;
+  std::deque<Opened> open_;  // ascending without gaps from committed_ + 1; at most 1 + overlap_
+  bool committing_ = false;  // the first of them
+  Opened idle_;              // while none is open
   std::deque<int64_t> commit_ms_;  // when the last commits were made; none older than is of use
-  std::vector<std::string> next_members_;  // of the round after the one that is being committed
+  // Members of rounds that a commit has listed and that are not open yet.
+  std::map<uint64_t, std::vector<std::string>> listed_;
   Phase phase_ = Phase::kStarting;
   bool paused_ = false;
   std::string pause_reason_;
   bool start_awaited_;  // no round opens yet
   uint64_t committed_ = 0;
-  int64_t opened_ms_ = 0;
   int64_t last_step_ms_ = -1;  // -1: none yet
 };
 

@@ -60,6 +60,19 @@ constexpr absl::string_view kMayChange[] = {
     "outer.bound",
 };
 
+// What may change while rounds of both specs are under way: what a round's record says of it, and
+// what is the coordinator's alone.
+constexpr absl::string_view kMayChangeUnderWay[] = {
+    "steps",
+    "quorum",
+    "timing.",
+    "optimizer.lr",
+    "optimizer.warmup_steps",
+    "optimizer.lr_final_ratio",
+    "optimizer.weight_decay",
+    "snapshot.every_rounds",
+};
+
 // What agents have from the spec they joined with.
 constexpr absl::string_view kAgentsKeep[] = {"timing.heartbeat_ms"};
 
@@ -283,6 +296,22 @@ absl::Status CheckKeepsState(const v1::RunSpec& before, const v1::RunSpec& after
           ": one of them is exact, and with the other the coordinator keeps an error beside the "
           "model; stay with exact or with lossy replies, or fork the run: isthmusctl runs fork")),
       "SPEC_FIELD_FIXED");
+}
+
+absl::Status CheckUnderWay(const v1::RunSpec& before, const std::vector<v1::SpecChange>& changes) {
+  if (before.overlap() == 0) return absl::OkStatus();
+  std::vector<std::string> kept;
+  for (const v1::SpecChange& change : changes) {
+    if (!IsOneOf(change.field(), kMayChangeUnderWay)) kept.push_back(change.field());
+  }
+  if (kept.empty()) return absl::OkStatus();
+  return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                        "with overlap ", before.overlap(),
+                        " rounds of both specs are under way at once, so a run "
+                        "keeps ",
+                        absl::StrJoin(kept, ", "),
+                        "; leave that as it is, or fork the run: isthmusctl runs fork")),
+                    "SPEC_FIELD_FIXED");
 }
 
 std::string ChangesText(const std::vector<v1::SpecChange>& changes) {

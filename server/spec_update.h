@@ -40,6 +40,10 @@ absl::Status CheckNodesCanChange(const std::vector<v1::SpecChange>& changes);
 // FAILED_PRECONDITION: a change of what a hosted model consists of.
 absl::Status CheckKeepsState(const v1::RunSpec& before, const v1::RunSpec& after);
 
+// FAILED_PRECONDITION: with overlap, a change of what contributions and updates look like or do:
+// rounds before and after it are under way at once.
+absl::Status CheckUnderWay(const v1::RunSpec& before, const std::vector<v1::SpecChange>& changes);
+
 // "optimizer.lr 0.001 -> 0.0005, steps 100 -> 200".
 std::string ChangesText(const std::vector<v1::SpecChange>& changes);
 

@@ -54,7 +54,7 @@ class Coordinator::Submission final : public SubmissionSink {
         header_(std::move(header)),
         announced_(std::move(announced)),
         model_(coordinator->model_),
-        aggregator_(coordinator->aggregator_) {}
+        aggregator_(coordinator->aggregators_.at(header_.round())) {}
 
   absl::Status AddPiece(std::string bytes) override;
   absl::StatusOr<v1::SubmitResponse> End(const v1::SubmitEnd& end) override;
@@ -87,18 +87,17 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> Coordinator::BeginSubmit(
   StepLocked(NodeAcknowledged{header.node(), header.acknowledged_round()});
   // A deadline may have passed in that very step.
   ISTHMUS_RETURN_IF_ERROR(CheckRoundLocked(header.node(), header.round()));
-  ISTHMUS_RETURN_IF_ERROR(CheckMemberLocked(header.node()));
+  ISTHMUS_RETURN_IF_ERROR(CheckMemberLocked(header.node(), header.round()));
   ChunkRanges ranges;
   if (const absl::Status status = CheckHeaderLocked(header, &ranges); !status.ok()) {
-    RefuseLocked(header.node(), status);
+    RefuseLocked(header.node(), header.round(), status);
     return status;
   }
   if (!header.abstain_reason().empty()) return AbstainLocked(header);
   const ContributionSize size = {header.tokens(), header.steps()};
-  ISTHMUS_RETURN_IF_ERROR(aggregator_->Begin(header.node(), header.attempt(),
-                                             IsOuter(spec_) ? size : ContributionSize()));
-  const Contribution* held = aggregator_->Find(header.node());
-  if (held == nullptr || held->pieces.empty()) nodes_[header.node()].trail.received_bytes = 0;
+  ISTHMUS_RETURN_IF_ERROR(
+      aggregators_.at(header.round())
+          ->Begin(header.node(), header.attempt(), IsOuter(spec_) ? size : ContributionSize()));
   return std::make_unique<Submission>(this, header, std::move(ranges));
 }
 
@@ -107,10 +106,11 @@ std::unique_ptr<SubmissionSink> Coordinator::AbstainLocked(const v1::SubmitHeade
                             {"round", absl::StrCat(header.round())},
                             {"why", header.abstain_reason()}});
   auto sink = std::make_unique<EndedSubmission>(ReceiptLocked(header.node(), header.round()));
-  aggregator_->Discard(header.node());
+  aggregators_.at(header.round())->Discard(header.node());
   NoteRefusalLocked(header.node(), header.round(), v1::NODE_OUTCOME_ABSTAINED,
                     header.abstain_reason());
-  StepLocked(NodeAbstained{header.node(), OneLine(header.abstain_reason(), kReasonBytesMax)});
+  StepLocked(NodeAbstained{header.node(), OneLine(header.abstain_reason(), kReasonBytesMax),
+                           header.round()});
   return sink;
 }
 
@@ -122,17 +122,17 @@ absl::Status Coordinator::CheckRoundLocked(const std::string& node, uint64_t rou
                                                       "' was late; wait for its update")),
                       "ROUND_CLOSED");
   }
-  if (round == machine_.open_round()) return absl::OkStatus();
-  return Mismatch("ROUND_NOT_OPEN",
-                  absl::StrCat("round ", round, " is not open, ",
-                               machine_.open_round() == 0
-                                   ? "none is"
-                                   : absl::StrCat("round ", machine_.open_round(), " is"),
-                               "; contributions are taken from the time the watch says so"));
+  if (machine_.IsOpen(round)) return absl::OkStatus();
+  const uint64_t newest = machine_.newest_round();
+  return Mismatch(
+      "ROUND_NOT_OPEN",
+      absl::StrCat("round ", round, " is not open, ",
+                   machine_.open_round() == 0 ? "none is" : absl::StrCat("round ", newest, " is"),
+                   "; contributions are taken from the time the watch says so"));
 }
 
-absl::Status Coordinator::CheckMemberLocked(const std::string& node) const {
-  if (machine_.Admits(node)) return absl::OkStatus();
+absl::Status Coordinator::CheckMemberLocked(const std::string& node, uint64_t round) const {
+  if (machine_.Admits(node, round)) return absl::OkStatus();
   if (machine_.PolicyOf(node) == NodePolicy::kDrain) {
     return Mismatch("NODE_DRAINING",
                     absl::StrCat("node '", node,
@@ -140,7 +140,7 @@ absl::Status Coordinator::CheckMemberLocked(const std::string& node) const {
                                  "and is a member of no round until it is admitted again"));
   }
   return Mismatch("NOT_A_MEMBER",
-                  absl::StrCat("node '", node, "' is not a member of round ", machine_.open_round(),
+                  absl::StrCat("node '", node, "' is not a member of round ", round,
                                ", which goes on without it; it is one of a later round"));
 }
 
@@ -155,10 +155,11 @@ absl::Status Coordinator::CheckHeaderLocked(const v1::SubmitHeader& header,
     return Malformed("UNKNOWN_FRAGMENT", absl::StrCat("fragment is ", header.fragment(),
                                                       "; this run has fragment 0 only"));
   }
-  if (header.base_round() != machine_.committed_round()) {
+  const uint64_t base_round = machine_.BaseOf(header.round());
+  if (header.base_round() != base_round) {
     return Mismatch("WRONG_BASE_ROUND",
                     absl::StrCat("base_round is ", header.base_round(), "; round ", header.round(),
-                                 " builds on round ", machine_.committed_round()));
+                                 " builds on round ", base_round));
   }
   if (header.attempt() == 0 || header.attempt() > header.incarnation()) {
     return Malformed("WRONG_ATTEMPT",
@@ -226,22 +227,22 @@ absl::Status Coordinator::CheckSizesLocked(const v1::SubmitHeader& header,
   return absl::OkStatus();
 }
 
-void Coordinator::RefuseLocked(const std::string& node, const absl::Status& why) {
-  const uint64_t round = machine_.open_round();
+void Coordinator::RefuseLocked(const std::string& node, uint64_t round, const absl::Status& why) {
   LogWarning("contribution refused", {{"node", node},
                                       {"round", absl::StrCat(round)},
                                       {"reason", ReasonOf(why)},
                                       {"why", std::string(why.message())}});
   NoteRefusalLocked(node, round, v1::NODE_OUTCOME_REFUSED, why.message());
-  if (round == 0 || !machine_.Admits(node)) return;
-  aggregator_->Discard(node);
-  StepLocked(ContributionRefused{node, std::string(why.message())});
+  if (!machine_.Admits(node, round)) return;
+  aggregators_.at(round)->Discard(node);
+  StepLocked(ContributionRefused{node, std::string(why.message()), round});
 }
 
 v1::SubmitResponse Coordinator::ReceiptLocked(const std::string& node, uint64_t round) const {
   v1::SubmitResponse receipt;
   receipt.set_round(round);
-  const Contribution* held = aggregator_->Find(node);
+  const auto open = aggregators_.find(round);
+  const Contribution* held = open == aggregators_.end() ? nullptr : open->second->Find(node);
   if (held == nullptr) return receipt;
   receipt.set_attempt(held->attempt);
   receipt.set_complete(held->complete);
@@ -253,13 +254,13 @@ absl::Status Coordinator::Submission::StillWantedLocked() const {
   ISTHMUS_RETURN_IF_ERROR(
       coordinator_->CheckCallerLocked(header_.run(), header_.node(), header_.incarnation()));
   ISTHMUS_RETURN_IF_ERROR(coordinator_->CheckRoundLocked(header_.node(), header_.round()));
-  return coordinator_->CheckMemberLocked(header_.node());
+  return coordinator_->CheckMemberLocked(header_.node(), header_.round());
 }
 
 absl::Status Coordinator::Submission::Refuse(const absl::Status& why) {
   if (!EndsContribution(why)) return why;
   std::lock_guard<std::mutex> lock(coordinator_->mutex_);
-  if (StillWantedLocked().ok()) coordinator_->RefuseLocked(header_.node(), why);
+  if (StillWantedLocked().ok()) coordinator_->RefuseLocked(header_.node(), header_.round(), why);
   return why;
 }
 
@@ -284,12 +285,7 @@ absl::StatusOr<HeldPiece> Coordinator::Submission::Check(std::string bytes) cons
 absl::Status Coordinator::Submission::Take(HeldPiece piece) {
   std::lock_guard<std::mutex> lock(coordinator_->mutex_);
   ISTHMUS_RETURN_IF_ERROR(StillWantedLocked());
-  const size_t held_before = aggregator_->bytes();
-  const size_t piece_bytes = piece.bytes->size();
   ISTHMUS_RETURN_IF_ERROR(aggregator_->Add(header_.node(), header_.attempt(), std::move(piece)));
-  // The same piece again holds nothing more.
-  const bool is_new = aggregator_->bytes() != held_before;
-  if (is_new) coordinator_->nodes_[header_.node()].trail.received_bytes += piece_bytes;
   coordinator_->StepLocked(NodeHeard{header_.node()});  // any valid piece renews the lease
   return absl::OkStatus();
 }
@@ -364,8 +360,8 @@ absl::StatusOr<v1::SubmitResponse> Coordinator::Submission::Finish(const v1::Sub
     ISTHMUS_RETURN_IF_ERROR(CheckRangesLocked());
     aggregator_->MarkComplete(node, digest);
     const v1::SubmitResponse receipt = coordinator_->ReceiptLocked(node, header_.round());
-    coordinator_->history_.Completed(node, coordinator_->NowLocked());
-    coordinator_->StepLocked(ContributionComplete{node, digest});
+    coordinator_->history_.Completed(header_.round(), node, coordinator_->NowLocked());
+    coordinator_->StepLocked(ContributionComplete{node, digest, header_.round()});
     return receipt;
   }
   return coordinator_->ReceiptLocked(node, header_.round());

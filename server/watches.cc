@@ -50,11 +50,12 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
   }
   ISTHMUS_RETURN_IF_ERROR(
       AppendBacklogLocked(std::move(missed), request.last_round(), watched, &delivery));
-  const Standing standing = machine_.StandingOf(request.node());
   if (!delivery.close.has_value()) {
-    const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
-    if (machine_.open_round() != 0 && member) {
-      delivery.events.push_back(OpenedEventLocked(request.node()));
+    for (const auto& [round, aggregator] : aggregators_) {
+      const Standing standing = machine_.StandingIn(request.node(), round);
+      const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
+      if (!machine_.IsOpen(round) || !member) continue;
+      delivery.events.push_back(OpenedEventLocked(request.node(), round));
     }
     if (machine_.finished()) {
       auto finished = std::make_shared<v1::WatchUpdatesResponse>();
@@ -142,17 +143,19 @@ WatchEvent Coordinator::StartEventLocked(const std::string& node) const {
   auto event = std::make_shared<v1::WatchUpdatesResponse>();
   v1::WatchStart* start = event->mutable_start();
   start->set_committed_round(machine_.committed_round());
-  const Contribution* held = machine_.open_round() == 0 ? nullptr : aggregator_->Find(node);
-  if (held == nullptr) return event;
-  v1::HeldContribution* contribution = start->add_held();
-  contribution->set_round(machine_.open_round());
-  contribution->set_attempt(held->attempt);
-  contribution->set_complete(held->complete);
-  contribution->set_digest(held->digest);
-  for (const auto& [begin, end] : held->ranges.list()) {
-    v1::ChunkRange* range = contribution->add_ranges();
-    range->set_begin(begin);
-    range->set_end(end);
+  for (const auto& [round, aggregator] : aggregators_) {
+    const Contribution* held = aggregator->Find(node);
+    if (held == nullptr || !machine_.IsOpen(round)) continue;
+    v1::HeldContribution* contribution = start->add_held();
+    contribution->set_round(round);
+    contribution->set_attempt(held->attempt);
+    contribution->set_complete(held->complete);
+    contribution->set_digest(held->digest);
+    for (const auto& [begin, end] : held->ranges.list()) {
+      v1::ChunkRange* range = contribution->add_ranges();
+      range->set_begin(begin);
+      range->set_end(end);
+    }
   }
   return event;
 }

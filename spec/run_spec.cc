@@ -133,6 +133,9 @@ void FillDefaults(v1::RunSpec* spec) {
   FillOptimizer(spec->mutable_optimizer());
   FillCodec(spec->mutable_codec());
   FillAlone(spec);
+  // Of a gradient no step is known before it is merged.
+  const bool looks = spec->codec().kind() != v1::CODEC_KIND_DENSE;
+  if (spec->overlap() > 0 && !spec->has_look()) spec->set_look(looks ? 1 : 0);
   FillTiming(spec);
   v1::SnapshotSpec* snapshot = spec->mutable_snapshot();
   if (snapshot->every_rounds() == 0) snapshot->set_every_rounds(kSnapshotEveryDefault);

@@ -278,14 +278,49 @@ absl::Status CheckRows(const v1::CodecSpec& codec) {
                 "NUMBER_FORMAT_F32, BF16, F16, INT8 or INT4");
 }
 
+absl::Status CheckLook(const v1::RunSpec& spec) {
+  if (!spec.has_look()) return absl::OkStatus();
+  if (spec.overlap() == 0) {
+    return Refuse("look", spec.look(),
+                  "without overlap nothing is under way to look ahead by; leave it out");
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckNumber("look", spec.look(), spec.look() >= 0 && spec.look() <= 1,
+                                      "give the share of the own step, 0 (off) to 1"));
+  if (spec.codec().kind() != v1::CODEC_KIND_DENSE || spec.look() == 0) return absl::OkStatus();
+  return Refuse("look", spec.look(),
+                "codec.kind CODEC_KIND_DENSE sends gradients, of which no step is known before "
+                "they are merged; leave it out");
+}
+
+absl::Status CheckOverlap(const v1::RunSpec& spec) {
+  ISTHMUS_RETURN_IF_ERROR(CheckRange("overlap", spec.overlap(), 0, kOverlapMax,
+                                     "give the rounds under way beside the oldest"));
+  ISTHMUS_RETURN_IF_ERROR(CheckLook(spec));
+  if (spec.overlap() == 0) return absl::OkStatus();
+  if (IsOuter(spec)) {
+    return Refuse("overlap", spec.overlap(),
+                  "with an outer optimizer the round trip hides behind local steps already; leave "
+                  "overlap out");
+  }
+  if (spec.allow_drift()) {
+    return Refuse("overlap", spec.overlap(),
+                  "with allow_drift nodes step by their own gradients and wait for nobody; leave "
+                  "overlap out");
+  }
+  if (spec.codec().kind() != v1::CODEC_KIND_DENSE || !spec.deterministic()) {
+    return absl::OkStatus();
+  }
+  return Refuse("overlap", spec.overlap(),
+                "with codec.kind CODEC_KIND_DENSE a node that starts again has not kept what was "
+                "under way; leave deterministic or overlap out");
+}
+
 // Fields of which the proto speaks and nothing reads yet.
 absl::Status CheckBuilt(const v1::RunSpec& spec) {
   const v1::CodecSpec& codec = spec.codec();
   const std::pair<absl::string_view, bool> open[] = {
       {"codec.numbers", codec.kind() == v1::CODEC_KIND_DEMO && codec.has_numbers()},
       {"codec.update_form", codec.update_form() != v1::UPDATE_FORM_UNSPECIFIED},
-      {"overlap", spec.overlap() != 0},
-      {"look", spec.has_look()},
   };
   for (const auto& [field, is_given] : open) {
     if (!is_given) continue;
@@ -351,6 +386,7 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec) {
   ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
   ISTHMUS_RETURN_IF_ERROR(CheckStages(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckOverlap(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckTiming(spec.timing()));
   ISTHMUS_RETURN_IF_ERROR(CheckDeterministic(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckSnapshot(spec));

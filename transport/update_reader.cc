@@ -17,8 +17,7 @@ absl::Status Broken(const std::string& text) {
 
 }  // namespace
 
-UpdateReader::UpdateReader(RoundHash held)
-    : delivered_(std::move(held)), opened_round_(delivered_.round) {}
+UpdateReader::UpdateReader(RoundHash held) : delivered_(std::move(held)) {}
 
 void UpdateReader::StartWatch(RoundHash after, bool from_coordinator) {
   read_ = std::move(after);
@@ -41,8 +40,8 @@ absl::StatusOr<UpdateReader::News> UpdateReader::Take(v1::WatchUpdatesResponse* 
       return TakeStart(event->mutable_start());
     case v1::WatchUpdatesResponse::kOpened: {
       const uint64_t round = event->opened().round();
-      if (round <= std::max(opened_round_, delivered_.round)) return news;
-      opened_round_ = round;
+      // With overlap a node may be taken into a round after the one that follows it.
+      if (round <= delivered_.round || !opened_.insert(round).second) return news;
       news.opened = std::move(*event->mutable_opened());
       return news;
     }
@@ -141,6 +140,7 @@ absl::StatusOr<UpdateReader::News> UpdateReader::Complete() {
   News news;
   if (record.round() > delivered_.round) {
     delivered_ = read_;
+    opened_.erase(opened_.begin(), opened_.upper_bound(delivered_.round));
     news.update = std::move(partial_);
   }
   partial_ = nullptr;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -54,10 +55,10 @@ class UpdateReader {
   // The update that is complete now, unless it was delivered before.
   absl::StatusOr<News> Complete();
 
-  RoundHash delivered_;    // over all watches
-  uint64_t opened_round_;  // the last one told
-  uint64_t revision_ = 0;  // the same
-  RoundHash read_;         // on this watch
+  RoundHash delivered_;        // over all watches
+  std::set<uint64_t> opened_;  // that were told, and are not delivered
+  uint64_t revision_ = 0;      // the same
+  RoundHash read_;             // on this watch
   bool from_coordinator_ = false;
   bool started_ = false;  // this watch had its first event
   std::shared_ptr<CommittedUpdate> partial_;

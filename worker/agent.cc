@@ -34,9 +34,9 @@ void AgentImpl::OnOpened(const v1::RoundOpened& opened) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (session_ == nullptr || upstream_ != Upstream::kJoined) return;
   log_->Opened(opened);
-  if (bundle_ == nullptr || bundle_->round() != opened.round()) OpenBundle(opened);
   const WatchEvent event = log_->OpenedEvent(opened.round());
   if (event == nullptr) return;  // it was committed before
+  if (open_.count(opened.round()) == 0) OpenBundle(opened);
   for (const RankWatch& watch : watches_) {
     if (watch.queue != nullptr && watch.last_round < opened.round()) watch.queue->Push(event);
   }
@@ -86,8 +86,7 @@ void AgentImpl::OpenBundle(const v1::RoundOpened& opened) {
   for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
     options.rank_ranges.push_back(group_->ranges(rank));
   }
-  bundle_ = std::make_shared<Bundle>(options);
-  bundle_opened_ms_ = clock_.NowMs();
+  open_[opened.round()] = {opened, std::make_shared<Bundle>(options), clock_.NowMs()};
 }
 
 // One rank's part of a contribution on its way in. The host outlives it.
@@ -123,19 +122,21 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> AgentImpl::BeginSubmit(
   ISTHMUS_RETURN_IF_ERROR(CheckRank(header.role(), header.rank(), header.incarnation()));
   RankAcknowledged(header.rank(), header.acknowledged_round());
   ISTHMUS_RETURN_IF_ERROR(CheckRound(header));
-  if (const absl::Status good = CheckHeader(header); !good.ok()) {
-    RefusePart(bundle_, header.rank(), good);
+  const OpenRound& open = open_.at(header.round());
+  const std::shared_ptr<Bundle> bundle = open.bundle;
+  if (const absl::Status good = CheckHeader(header, open.opened); !good.ok()) {
+    RefusePart(bundle, header.rank(), good);
     return good;
   }
   if (header.abstain_reason().empty()) {
-    const absl::Status begun = bundle_->Begin(header.rank(), {header.tokens(), header.steps()});
-    if (IsFinalRefusal(begun)) RefusePart(bundle_, header.rank(), begun);
+    const absl::Status begun = bundle->Begin(header.rank(), {header.tokens(), header.steps()});
+    if (IsFinalRefusal(begun)) RefusePart(bundle, header.rank(), begun);
     ISTHMUS_RETURN_IF_ERROR(begun);
   } else {
-    ISTHMUS_RETURN_IF_ERROR(bundle_->Abstain(header.rank(), header.abstain_reason()));
-    SendAbstention(bundle_);
+    ISTHMUS_RETURN_IF_ERROR(bundle->Abstain(header.rank(), header.abstain_reason()));
+    SendAbstention(bundle);
   }
-  return std::make_unique<RankPartSink>(this, bundle_, group_->grid(), header.rank());
+  return std::make_unique<RankPartSink>(this, bundle, group_->grid(), header.rank());
 }
 
 // Under the mutex. Whether the round takes parts now.
@@ -146,18 +147,24 @@ absl::Status AgentImpl::CheckRound(const v1::SubmitHeader& header) const {
                           log_->committed_round(), "; wait for its update")),
                       "ROUND_CLOSED");
   }
-  if (bundle_ != nullptr && header.round() == bundle_->round()) return absl::OkStatus();
+  if (open_.count(header.round()) > 0) return absl::OkStatus();
   // After a restart of this agent a rank may know of a round before the coordinator has told us.
   return AskAgain(absl::StrCat("round ", header.round(), " is not open yet at ", Name()));
 }
 
-// Under the mutex. What a rank's header may say of the open round.
-absl::Status AgentImpl::CheckHeader(const v1::SubmitHeader& header) const {
+// Under the mutex.
+bool AgentImpl::IsOpen(const std::shared_ptr<Bundle>& bundle) const {
+  const auto open = open_.find(bundle->round());
+  return open != open_.end() && open->second.bundle == bundle;
+}
+
+// Under the mutex. What a rank's header may say of an open round.
+absl::Status AgentImpl::CheckHeader(const v1::SubmitHeader& header,
+                                    const v1::RoundOpened& opened) const {
   const std::string who = absl::StrCat("rank ", header.rank(), ", round ", header.round(), ": ");
   const auto wrong = [&who](const std::string& text, absl::string_view reason) {
     return WithReason(absl::FailedPreconditionError(who + text), reason);
   };
-  const v1::RoundOpened& opened = *log_->open_round();
   if (header.fragment() != opened.fragment() || header.base_round() != opened.base_round()) {
     return wrong(absl::StrCat("computed for fragment ", header.fragment(), " on round ",
                               header.base_round(), "; it is open for fragment ", opened.fragment(),
@@ -221,7 +228,7 @@ absl::StatusOr<v1::SubmitResponse> AgentImpl::EndPart(const std::shared_ptr<Bund
                                                  " closed while sending; wait for its update")),
                  "ROUND_CLOSED");
   std::unique_lock<std::mutex> lock(mutex_);
-  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
+  if (!IsOpen(bundle) || upstream_ != Upstream::kJoined) return closed;
   if (const absl::Status ended = bundle->End(rank); !ended.ok()) {
     RefusePart(bundle, rank, ended);
     return ended;
@@ -240,7 +247,7 @@ absl::StatusOr<v1::SubmitResponse> AgentImpl::EndPart(const std::shared_ptr<Bund
   submission->digest = *digest;
   lock.lock();
   bundle->set_digest(*digest);
-  if (bundle != bundle_ || upstream_ != Upstream::kJoined) return closed;
+  if (!IsOpen(bundle) || upstream_ != Upstream::kJoined) return closed;
   SendContribution(submission);
   TellWaiting();
   return Receipt(*bundle);
@@ -277,7 +284,7 @@ void AgentImpl::SendContribution(const std::shared_ptr<Submission>& submission) 
 // Under the mutex.
 void AgentImpl::SendAbstention(const std::shared_ptr<Bundle>& bundle) {
   // While the session ends it is with the control thread.
-  if (!bundle->abstains() || bundle != bundle_ || upstream_ != Upstream::kJoined) return;
+  if (!bundle->abstains() || !IsOpen(bundle) || upstream_ != Upstream::kJoined) return;
   const std::shared_ptr<Submission> submission = bundle->Take();
   if (submission == nullptr) return;
   LogWarning("abstaining",
@@ -316,7 +323,7 @@ void AgentImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
       previous_sha256_ = update->record.sha256();
       const bool own_included = OwnIncluded(update->record);
       log_->Committed(grid, *update, own_included);
-      if (bundle_ != nullptr && bundle_->round() <= round) bundle_.reset();
+      open_.erase(open_.begin(), open_.upper_bound(round));
       for (const RankWatch& watch : watches_) {
         if (watch.queue == nullptr || watch.last_round >= round) continue;
         for (WatchEvent& event : log_->UpdateFor(round, watch.ranges)) {
@@ -334,8 +341,8 @@ void AgentImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
 
 // The record lists this node with the very contribution that this group sent.
 bool AgentImpl::OwnIncluded(const v1::UpdateRecord& record) const {
-  const SentContribution& sent = state_->sent();
-  if (sent.round != record.round() || sent.attempt != joined_->attempt()) return false;
+  const SentContribution sent = state_->SentFor(record.round());
+  if (sent.round == 0 || sent.attempt != joined_->attempt()) return false;
   for (const v1::IncludedContribution& included : record.included()) {
     if (included.node() == options_.node) return included.digest() == sent.digest;
   }

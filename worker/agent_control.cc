@@ -273,7 +273,7 @@ absl::Status AgentImpl::StartSession() {
   acknowledged_ = options.join.last_round();
   joined_.reset();
   first_incarnation_ = 0;
-  bundle_.reset();
+  open_.clear();
   log_.emplace(options.join.last_round(), kKeptUpdateBytesMax);
   revised_.clear();
   left_reason_.clear();
@@ -302,7 +302,8 @@ void AgentImpl::OnJoined(const v1::JoinRunResponse& joined) {
     session_->SetCheckpointRound(group_->CheckpointedByAll());
     if (other_attempt) {
       // The ranks' contributions carry the old attempt; they learn the new one when they join.
-      if (bundle_ != nullptr) OpenBundle(*log_->open_round());
+      for (const auto& [round, open] : std::map<uint64_t, OpenRound>(open_))
+        OpenBundle(open.opened);
       TakeWatches(WithReason(absl::FailedPreconditionError(
                                  absl::StrCat("node ", options_.node, " has a new attempt ",
                                               joined.attempt(), "; join again")),
@@ -382,7 +383,7 @@ void AgentImpl::CloseSession(std::unique_lock<std::mutex>* lock) {
   lock->lock();
   upstream_ = Upstream::kNone;
   joined_.reset();
-  bundle_.reset();
+  open_.clear();
   log_.reset();
   wait_told_ = false;  // the group that waited does not go on
   SetUpstreamWaiting("");

@@ -13,6 +13,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -88,7 +89,9 @@ class AgentImpl final : public Agent, private SessionListener {
   void TakeCodec(const v1::CodecSpec& codec);
   void OpenBundle(const v1::RoundOpened& opened);
   absl::Status CheckRound(const v1::SubmitHeader& header) const;
-  absl::Status CheckHeader(const v1::SubmitHeader& header) const;
+  absl::Status CheckHeader(const v1::SubmitHeader& header, const v1::RoundOpened& opened) const;
+  // Whether the round that it is of still takes parts.
+  bool IsOpen(const std::shared_ptr<Bundle>& bundle) const;
   void RefusePart(const std::shared_ptr<Bundle>& bundle, uint32_t rank, const absl::Status& status);
   // `grid` is the one that the part's pieces were checked against: the group may have changed.
   absl::StatusOr<v1::SubmitResponse> EndPart(const std::shared_ptr<Bundle>& bundle,
@@ -178,8 +181,12 @@ class AgentImpl final : public Agent, private SessionListener {
   uint64_t acknowledged_ = 0;       // told upstream
   std::optional<RoundLog> log_;
   std::vector<WatchEvent> revised_;  // of the spec, as the session was told, ascending
-  std::shared_ptr<Bundle> bundle_;   // of the open round
-  int64_t bundle_opened_ms_ = 0;
+  struct OpenRound {
+    v1::RoundOpened opened;
+    std::shared_ptr<Bundle> bundle;
+    int64_t opened_ms = 0;
+  };
+  std::map<uint64_t, OpenRound> open_;  // rounds; one without overlap
 };
 
 // UNAVAILABLE with kRankRetryMs: the rank asks again.

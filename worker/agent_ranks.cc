@@ -106,13 +106,13 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> AgentImpl::Watch(
     RankAcknowledged(rank, request.last_round());
     auto first = std::make_shared<v1::WatchUpdatesResponse>();
     first->mutable_start()->set_committed_round(log_->committed_round());
-    if (bundle_ != nullptr) {
+    for (const auto& [round, open] : open_) {
       v1::HeldContribution& held = *first->mutable_start()->add_held();
-      held.set_round(bundle_->round());
+      held.set_round(round);
       held.set_attempt(joined_->attempt());
-      held.set_complete(bundle_->Settled(rank));
-      held.set_digest(bundle_->digest());
-      for (const auto& [begin, end] : bundle_->held(rank).list()) {
+      held.set_complete(open.bundle->Settled(rank));
+      held.set_digest(open.bundle->digest());
+      for (const auto& [begin, end] : open.bundle->held(rank).list()) {
         v1::ChunkRange& range = *held.add_ranges();
         range.set_begin(begin);
         range.set_end(end);
@@ -200,10 +200,12 @@ absl::StatusOr<v1::LeaveRunResponse> AgentImpl::LeaveRun(const v1::LeaveRunReque
 // Under the mutex. Which ranks this node waits for; empty: for none.
 std::string AgentImpl::WaitingForRanks() const {
   const std::string gone = group_->Disconnected();
-  if (!gone.empty() || bundle_ == nullptr) return gone;
-  // All ranks compute for a while; only then is it worth a word that none has sent.
-  if (bundle_->NoneSent() && clock_.NowMs() - bundle_opened_ms_ < kSayWaitAfterMs) return "";
-  return bundle_->Lacking();
+  if (!gone.empty() || open_.empty()) return gone;
+  // All ranks compute for a while; only then is it worth a word that none has sent. The run waits
+  // for the oldest round.
+  const OpenRound& oldest = open_.begin()->second;
+  if (oldest.bundle->NoneSent() && clock_.NowMs() - oldest.opened_ms < kSayWaitAfterMs) return "";
+  return oldest.bundle->Lacking();
 }
 
 // Under the mutex. Why the group leaves: a rank that vanished is the cause of what others say.

@@ -40,8 +40,9 @@ class RankClientImpl final : public RankClient, private SessionListener {
 
   absl::StatusOr<v1::JoinRunResponse> FetchSpec() override;
   absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest& request) override;
-  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply) override;
-  absl::StatusOr<std::optional<Next>> WaitNext() override;
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply,
+                                                            uint64_t own_through) override;
+  absl::StatusOr<std::optional<Next>> WaitNext(uint64_t round) override;
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
               const Work& work) override;
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override;
@@ -102,7 +103,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
   std::condition_variable changed_;
   std::string waiting_;
   std::optional<v1::JoinRunResponse> joined_;
-  std::optional<v1::RoundOpened> opened_;  // the latest, unless its update is here or it was told
+  UntakenRounds opened_;
   UntakenUpdates updates_;
   UntakenRevisions revised_;
   std::optional<uint64_t> finished_round_;
@@ -222,7 +223,7 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
     session_.reset();  // without the lock, which its last events may want
     lock.lock();
     joined_.reset();
-    opened_.reset();
+    opened_.Clear();
     updates_.Clear();
     revised_.Clear();
   }
@@ -252,16 +253,23 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
   return status;
 }
 
-absl::StatusOr<std::optional<v1::RoundOpened>> RankClientImpl::WaitOpened(
-    const ApplyUpdate& apply) {
+absl::StatusOr<std::optional<v1::RoundOpened>> RankClientImpl::WaitOpened(const ApplyUpdate& apply,
+                                                                          uint64_t own_through) {
+  using Opened = std::optional<v1::RoundOpened>;
   if (session_ == nullptr) return NotJoined();
   while (true) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto behind = [&] { return apply != nullptr && !updates_.empty(); };
+    const auto behind = [&] {
+      if (apply == nullptr || updates_.empty()) return false;
+      return opened_.empty() || updates_.front().record.round() <= opened_.front().base_round();
+    };
     ISTHMUS_RETURN_IF_ERROR(Wait(
-        &lock, [&] { return behind() || opened_.has_value() || finished_round_.has_value(); },
+        &lock, [&] { return behind() || !opened_.empty() || finished_round_.has_value(); },
         kNoLimit));
-    if (!behind()) return std::exchange(opened_, std::nullopt);
+    if (!behind()) return opened_.empty() ? Opened() : Opened(opened_.Pop());
+    if (opened_.empty() && updates_.front().record.round() <= own_through) {
+      return Opened(v1::RoundOpened());
+    }
     const Update update = TakeUpdate();
     lock.unlock();
     ISTHMUS_RETURN_IF_ERROR(apply(update));
@@ -269,27 +277,17 @@ absl::StatusOr<std::optional<v1::RoundOpened>> RankClientImpl::WaitOpened(
   }
 }
 
-absl::StatusOr<std::optional<RankClient::Next>> RankClientImpl::WaitNext() {
+absl::StatusOr<std::optional<RankClient::Next>> RankClientImpl::WaitNext(uint64_t round) {
   if (session_ == nullptr) return NotJoined();
   std::unique_lock<std::mutex> lock(mutex_);
+  const auto is_known = [&] { return updates_.Find(round) != nullptr || opened_.Has(round); };
   ISTHMUS_RETURN_IF_ERROR(Wait(
-      &lock,
-      [this] { return !updates_.empty() || opened_.has_value() || finished_round_.has_value(); },
-      kNoLimit));
-  Next next;
-  if (!updates_.empty()) {
-    const v1::UpdateRecord& record = updates_.front().record;
-    next.opened.set_round(record.round());
-    next.opened.set_fragment(record.fragment());
-    next.opened.set_base_round(record.base_round());
-    next.opened.set_step(record.step());
-    next.opened.set_lr_bits(record.lr_bits());
-    next.closed = true;
-    return std::optional<Next>(next);
+      &lock, [&] { return is_known() || finished_round_.has_value(); }, kNoLimit));
+  if (const CommittedUpdate* const update = updates_.Find(round); update != nullptr) {
+    return std::optional<Next>({OpenedOf(update->record), /*closed=*/true});
   }
-  if (!opened_.has_value()) return std::optional<Next>();
-  next.opened = *std::exchange(opened_, std::nullopt);
-  return std::optional<Next>(next);
+  if (!opened_.Has(round)) return std::optional<Next>();
+  return std::optional<Next>({opened_.Take(round), /*closed=*/false});
 }
 
 absl::StatusOr<RankClient::Update> RankClientImpl::WaitUpdate() {
@@ -446,7 +444,7 @@ void RankClientImpl::OnJoined(const v1::JoinRunResponse& joined) {
 
 void RankClientImpl::OnOpened(const v1::RoundOpened& opened) {
   std::lock_guard<std::mutex> lock(mutex_);
-  opened_ = opened;
+  opened_.Push(opened);
   changed_.notify_all();
 }
 
@@ -459,7 +457,7 @@ void RankClientImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (ended_.has_value()) return;
   // Nobody should compute for a round that has closed.
-  if (opened_.has_value() && opened_->round() <= update->record.round()) opened_.reset();
+  opened_.Committed(update->record.round());
   updates_.Push(std::move(update));
   if (updates_.bytes() > kKeptUpdateBytesMax) {
     ended_ = absl::ResourceExhaustedError(absl::StrCat(

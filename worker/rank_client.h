@@ -8,7 +8,8 @@
 //   for (;;) {
 //     auto opened = client->WaitOpened(apply);  // nullopt: the run is finished
 //     client->Submit(...);  or  client->Abstain(...);   // or neither: see UpdateReady
-//     auto update = client->WaitUpdate();
+//     auto update = client->WaitUpdate();            // of this round; with overlap d of one d
+//     before
 //     ... settle, apply ...
 //     client->Acknowledge(*update);
 //   }
@@ -54,11 +55,13 @@ class RankClient {
   // The next round to contribute to; nullopt: finished. Rounds that have closed already are passed
   // over, so that a rank which was away computes for the open one only. It must catch up to be
   // admitted to one, so give `apply`: updates that arrive before a round opens are handed to it in
-  // order and acknowledged. Without it they wait for WaitUpdate.
+  // order and acknowledged, up to the commit that the round builds on. Without it they wait for
+  // WaitUpdate. Where none is open, but the update of a round up to `own_through` is there, it
+  // returns round 0 and leaves the update to WaitUpdate (overlap).
   struct Update;
   using ApplyUpdate = std::function<absl::Status(const Update&)>;
   virtual absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(
-      const ApplyUpdate& apply = nullptr) = 0;
+      const ApplyUpdate& apply = nullptr, uint64_t own_through = 0) = 0;
 
   // The newest revision of the spec that holds in this round and was not taken yet. Join says what
   // holds in the round after the one joined with.
@@ -68,13 +71,14 @@ class RankClient {
   }
 
   // For a rank that computes its contribution to every round, also to those that closed without the
-  // present trainers (deterministic mode): what comes after the last update taken. nullopt:
-  // finished. `closed`: the round's update waits for WaitUpdate, and nothing is to be sent for it.
+  // present trainers (deterministic mode): what is known of `round`, which has not been asked for
+  // before. nullopt: finished. `closed`: the round's update waits for WaitUpdate, and nothing is to
+  // be sent for it.
   struct Next {
     v1::RoundOpened opened;
     bool closed = false;
   };
-  virtual absl::StatusOr<std::optional<Next>> WaitNext() = 0;
+  virtual absl::StatusOr<std::optional<Next>> WaitNext(uint64_t round) = 0;
 
   virtual void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
                       const Work& work) = 0;

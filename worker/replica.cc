@@ -247,7 +247,25 @@ absl::Status Replica::SaveTensors(const std::string& path) {
 }
 
 absl::StatusOr<double> Replica::ForwardBackward(const TokenRows& rows) {
-  return model_->ForwardBackward(ToBatch(rows), options_.micro_batch);
+  const auto look = static_cast<float>(options_.spec.look());
+  if (look == 0) return model_->ForwardBackward(ToBatch(rows), options_.micro_batch);
+  const std::vector<TensorPart<float>> parameters = model_->parameters();
+  settled_.resize(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    settled_[i].assign(parameters[i].data.begin(), parameters[i].data.end());
+  }
+  absl::StatusOr<double> loss = method_->LookAhead(look, parameters).ok()
+                                    ? absl::StatusOr<double>(0.0)
+                                    : absl::InternalError("the parts of the model have changed");
+  // Also where this rank has nothing under way: another one of the node may have.
+  model_->ParametersChanged();
+  if (loss.ok()) loss = model_->ForwardBackward(ToBatch(rows), options_.micro_batch);
+  // Copied, not added back: that would round.
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    std::copy(settled_[i].begin(), settled_[i].end(), parameters[i].data.begin());
+  }
+  model_->ParametersChanged();
+  return loss;
 }
 
 double Replica::GradientSquares() const {

@@ -73,7 +73,8 @@ class Replica {
   // All ranks; rank 0 writes a checkpoint with every tensor, frozen ones too, to `path`.
   absl::Status Save(const std::string& path);
 
-  // All ranks: mean loss of this rank's rows; the gradient is kept, its mean over the ranks.
+  // All ranks: mean loss of this rank's rows; the gradient is kept, its mean over the ranks. With
+  // overlap both are those at the parameters as they look ahead (RunSpec.look).
   absl::StatusOr<double> ForwardBackward(const TokenRows& rows);
   // Of this rank's gradient: sum of squares in double, not finite when an element is not.
   double GradientSquares() const;
@@ -137,6 +138,7 @@ class Replica {
   std::unique_ptr<Method> method_;
   std::optional<InnerOptimizer> inner_;  // with local steps
   std::string frozen_sha256_;
+  std::vector<std::vector<float>> settled_;  // the parameters, while others look ahead
 };
 
 }  // namespace isthmus

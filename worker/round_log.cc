@@ -81,11 +81,6 @@ void RoundLog::Finished(uint64_t last_round) {
   finished_ = std::move(event);
 }
 
-const v1::RoundOpened* RoundLog::open_round() const {
-  const auto round = rounds_.upper_bound(committed_round_);
-  return round == rounds_.end() ? nullptr : &round->second.opened->opened();
-}
-
 std::string RoundLog::RecordSha256(uint64_t round) const {
   const auto kept = rounds_.find(round);
   return kept == rounds_.end() ? "" : kept->second.update.update().sha256();

@@ -37,8 +37,6 @@ class RoundLog {
   void Finished(uint64_t last_round);
 
   uint64_t committed_round() const { return committed_round_; }
-  // The round that is open, or null.
-  const v1::RoundOpened* open_round() const;
   bool finished() const { return finished_ != nullptr; }
   // Of a committed round that is still kept; else empty.
   std::string RecordSha256(uint64_t round) const;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <iterator>
@@ -111,28 +112,46 @@ absl::Status StateFolder::LoadSent() {
   const std::string path = absl::StrCat(path_, "/contribution");
   ISTHMUS_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadFile(path));
   if (!text.has_value()) return absl::OkStatus();
-  std::istringstream line(*text);
-  std::string digest;
-  line >> sent_.round >> sent_.attempt >> digest;
-  if (line.fail() || digest.size() != 2 * kSha256Bytes) {
-    return absl::DataLossError(absl::StrCat(
-        path,
-        " is not 'ROUND ATTEMPT DIGEST'; remove the file and start this node's trainers "
-        "again"));
-  }
-  sent_.digest = absl::HexStringToBytes(digest);
+  std::istringstream lines(*text);
+  do {
+    SentContribution sent;
+    std::string digest;
+    lines >> sent.round >> sent.attempt >> digest;
+    if (lines.fail() || digest.size() != 2 * kSha256Bytes) {
+      return absl::DataLossError(absl::StrCat(
+          path,
+          " is not 'ROUND ATTEMPT DIGEST'; remove the file and start this node's trainers "
+          "again"));
+    }
+    sent.digest = absl::HexStringToBytes(digest);
+    sent_.push_back(std::move(sent));
+  } while (!(lines >> std::ws).eof());
   return absl::OkStatus();
 }
 
+SentContribution StateFolder::SentFor(uint64_t round) const {
+  for (const SentContribution& sent : sent_) {
+    if (sent.round == round) return sent;
+  }
+  return SentContribution();
+}
+
 absl::Status StateFolder::SaveSent(const SentContribution& sent) {
-  sent_ = sent;
+  // What was sent again for the same round takes its place.
+  sent_.erase(std::remove_if(sent_.begin(), sent_.end(),
+                             [&](const SentContribution& old) { return old.round == sent.round; }),
+              sent_.end());
+  sent_.push_front(sent);
+  if (sent_.size() > 1 + kOverlapMax) sent_.pop_back();
   if (!durable()) return absl::OkStatus();
+  std::string lines;
+  for (const SentContribution& one : sent_) {
+    absl::StrAppend(&lines, one.round, " ", one.attempt, " ", absl::BytesToHexString(one.digest),
+                    "\n");
+  }
   // Not synced: the file is read only when the ranks of this machine outlived the agent, and then
   // the machine did, too.
-  return ReplaceFile(
-      absl::StrCat(path_, "/contribution"),
-      absl::StrCat(sent.round, " ", sent.attempt, " ", absl::BytesToHexString(sent.digest), "\n"),
-      /*sync=*/false);
+  return ReplaceFile(absl::StrCat(path_, "/contribution"), lines, /*sync=*/false);
 }
 
 }  // namespace isthmus

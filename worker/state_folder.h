@@ -1,15 +1,16 @@
-// What an agent keeps on disk: its secret, and which contribution it sent last. With both, an agent
-// that was killed and started again takes its node over at once and still knows whether an update
-// holds the node's own contribution.
+// What an agent keeps on disk: its secret, and which contributions it sent last. With both, an
+// agent that was killed and started again takes its node over at once and still knows whether an
+// update holds the node's own contribution.
 //
 //   lock          held (flock) while the process lives
 //   secret        32 random bytes, mode 0600
-//   contribution  one line: round, attempt and digest (hexadecimal)
+//   contribution  a line each, newest first: round, attempt and digest (hexadecimal)
 //
 // Not thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 
@@ -39,7 +40,8 @@ class StateFolder {
   // Whether it outlives this process.
   bool durable() const { return lock_fd_ >= 0; }
   const std::string& secret() const { return secret_; }
-  const SentContribution& sent() const { return sent_; }
+  // What was sent for the round: one of the last 1 + kOverlapMax; else round 0.
+  SentContribution SentFor(uint64_t round) const;
   // Call it before the contribution's first byte leaves.
   absl::Status SaveSent(const SentContribution& sent);
 
@@ -52,7 +54,7 @@ class StateFolder {
   std::string path_;
   int lock_fd_ = -1;
   std::string secret_;
-  SentContribution sent_;
+  std::deque<SentContribution> sent_;  // newest first
 };
 
 }  // namespace isthmus

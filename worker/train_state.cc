@@ -73,10 +73,10 @@ Float OfBits(Bits bits) {
 // The facts as texts, without the SHA-256.
 Texts TextsOf(const TrainState& state) {
   const TrainFacts& facts = state.facts;
-  std::vector<std::string> pending;  // ROUND:DECAY_BITS:PIECES
+  std::vector<std::string> pending;  // ROUND:DECAY_BITS:PIECES:LR_BITS
   for (const PendingContribution& sent : state.method.pending) {
-    pending.push_back(
-        absl::StrCat(sent.round, ":", BitsOf<uint32_t>(sent.decay), ":", sent.pieces.size()));
+    pending.push_back(absl::StrCat(sent.round, ":", BitsOf<uint32_t>(sent.decay), ":",
+                                   sent.pieces.size(), ":", BitsOf<uint32_t>(sent.lr)));
   }
   Texts texts = {{kFormKey, kForm},
                  {"run", facts.run},
@@ -339,12 +339,15 @@ absl::Status ReadPending(const SafetensorsFile& file, const std::string& text,
   for (const absl::string_view item : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     const std::vector<std::string> fields = absl::StrSplit(item, ':');
     PendingContribution sent;
-    uint32_t decay_bits = 0, pieces = 0;
-    if (fields.size() != 3 || !absl::SimpleAtoi(fields[0], &sent.round) ||
+    uint32_t decay_bits = 0, pieces = 0, lr_bits = 0;
+    // Before there was overlap, nothing asked for the learning rate.
+    const bool has_lr = fields.size() == 4 && absl::SimpleAtoi(fields[3], &lr_bits);
+    if ((fields.size() != 3 && !has_lr) || !absl::SimpleAtoi(fields[0], &sent.round) ||
         !absl::SimpleAtoi(fields[1], &decay_bits) || !absl::SimpleAtoi(fields[2], &pieces)) {
       return Damaged(file.path(), absl::StrCat("'", item, "' is no pending contribution"));
     }
     sent.decay = OfBits<float>(decay_bits);
+    sent.lr = OfBits<float>(lr_bits);
     for (uint32_t i = 0; i < pieces; ++i) {
       ISTHMUS_ASSIGN_OR_RETURN(const absl::string_view bytes, file.Bytes(PieceName(sent.round, i)));
       sent.pieces.emplace_back(bytes);

@@ -123,8 +123,10 @@ absl::Status Trainer::Run() {
   if (progress_ != nullptr) progress_->StartLoss(summary_.start_loss, applied_round_);
   ISTHMUS_RETURN_IF_ERROR(JoinRun());
   for (;;) {
+    const int64_t asked_ms = clock_.NowMs();
     const absl::StatusOr<std::optional<RankClient::Next>> found =
         replays_ ? NextToReplay() : NextRound();
+    if (contributed_ > 0) waited_ms_ += static_cast<double>(clock_.NowMs() - asked_ms);
     if (AsksForSnapshot(found.status())) {
       ISTHMUS_RETURN_IF_ERROR(StartFromSnapshot(found.status()));
       ISTHMUS_RETURN_IF_ERROR(JoinRun());
@@ -132,18 +134,52 @@ absl::Status Trainer::Run() {
     }
     ISTHMUS_ASSIGN_OR_RETURN(const std::optional<RankClient::Next> next, found);
     if (!next.has_value()) break;
-    ISTHMUS_RETURN_IF_ERROR(Contribute(*next));
-    const int64_t submitted_ms = clock_.NowMs();
-    ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyContributed(next->opened.round())));
-    report_.wait_ms = static_cast<double>(clock_.NowMs() - submitted_ms);
-    ISTHMUS_ASSIGN_OR_RETURN(const Agreement agreed, CountBytes(next->opened.snapshot(), &report_));
-    if (agreed.behind) continue;  // NextRound says so again
-    ISTHMUS_RETURN_IF_ERROR(DoSnapshotDuty(agreed.duty));
-    ISTHMUS_RETURN_IF_ERROR(Checkpoint());
-    ISTHMUS_RETURN_IF_ERROR(Evaluate(&report_));
-    if (progress_ != nullptr) progress_->Round(report_);
+    uint64_t take = applied_round_ + 1;
+    if (next->opened.round() != 0) {
+      ISTHMUS_RETURN_IF_ERROR(Contribute(*next));
+      take = LastToTake(next->opened);
+    }
+    ISTHMUS_RETURN_IF_ERROR(TakeUpdates(take));
   }
   return Finish();
+}
+
+// After the last round's contribution nothing is left to compute.
+uint64_t Trainer::LastToTake(const v1::RoundOpened& opened) const {
+  if (opened.step() == spec_.steps()) return opened.round();
+  return opened.round() - std::min<uint64_t>(opened.round(), spec_.overlap());
+}
+
+absl::Status Trainer::TakeUpdates(uint64_t round) {
+  bool behind = false;
+  while (applied_round_ < round && !behind) {
+    const int64_t began_ms = clock_.NowMs();
+    ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyContributed()));
+    waited_ms_ += static_cast<double>(clock_.NowMs() - began_ms);
+    ISTHMUS_RETURN_IF_ERROR(AfterUpdate(&behind));  // else NextRound says so again
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::AfterUpdate(bool* behind) {
+  report_.wait_ms = std::exchange(waited_ms_, 0);
+  UnderWay of_round;
+  if (const auto found = under_way_.find(applied_round_); found != under_way_.end()) {
+    of_round = found->second;
+  }
+  under_way_.erase(under_way_.begin(), under_way_.upper_bound(applied_round_));
+  if (!TakesLocalSteps(spec_)) {
+    report_.loss = of_round.loss;
+    report_.tokens = of_round.tokens;
+  }
+  ISTHMUS_ASSIGN_OR_RETURN(const Agreement agreed, CountBytes(of_round.duty, &report_));
+  *behind = agreed.behind;
+  if (agreed.behind) return absl::OkStatus();
+  ISTHMUS_RETURN_IF_ERROR(DoSnapshotDuty(agreed.duty));
+  ISTHMUS_RETURN_IF_ERROR(Checkpoint());
+  ISTHMUS_RETURN_IF_ERROR(Evaluate(&report_));
+  if (progress_ != nullptr) progress_->Round(report_);
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Join() {
@@ -189,19 +225,22 @@ absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
   // Ranks hear of rounds one by one. Where a round closed without this node, one rank may see it
   // open and another one already the next; all go on with the latest. Past the last one: finished.
   std::optional<v1::RoundOpened> opened;
-  uint64_t round = 0, wanted = 1;
-  for (;;) {
-    while (behind_.ok() && round < wanted) {
+  uint64_t round = 0, wanted = 1, applied = 0;
+  for (uint64_t own = contributed_;; own = 0) {
+    bool asks = round < wanted;
+    while (behind_.ok() && asks) {
       auto waited =
-          options_.client->WaitOpened([this](const auto& update) { return Apply(update); });
+          options_.client->WaitOpened([this](const auto& update) { return Apply(update); }, own);
       ISTHMUS_RETURN_IF_ERROR(UnlessBehind(waited.status()));
       if (!waited.ok()) break;
       opened = *std::move(waited);
       round = opened.has_value() ? opened->round() : applied_round_ + 1;
+      asks = round < wanted && round != 0;
     }
     const bool stop = options_.stop && options_.stop();
-    std::array<double, 4> most = {static_cast<double>(round), -static_cast<double>(round),
-                                  stop ? 1.0 : 0.0, behind_.ok() ? 0.0 : 1.0};
+    std::array<double, 5> most = {static_cast<double>(round), -static_cast<double>(round),
+                                  stop ? 1.0 : 0.0, behind_.ok() ? 0.0 : 1.0,
+                                  static_cast<double>(applied_round_)};
     ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(most)));
     if (most[2] > 0) return absl::CancelledError("a rank of this node was stopped");
     if (most[3] > 0 && !behind_.ok()) return behind_;
@@ -210,10 +249,14 @@ absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextRound() {
                         kReasonFetchSnapshot);
     }
     wanted = static_cast<uint64_t>(most[0]);
+    applied = static_cast<uint64_t>(most[4]);
     if (wanted == static_cast<uint64_t>(-most[1])) break;
-    if (round < wanted) ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(wanted - 1)));
+    const uint64_t base = wanted - std::min<uint64_t>(wanted, 1 + spec_.overlap());
+    if (round < wanted) ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(base)));
   }
-  ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(opened ? opened->base_round() : wanted - 1)));
+  // A rank that saw no round open may have applied more than its base.
+  const uint64_t base = opened.has_value() ? opened->base_round() : wanted - 1;
+  ISTHMUS_RETURN_IF_ERROR(UnlessBehind(ApplyThrough(std::max(base, applied))));
   if (!opened.has_value()) return std::optional<RankClient::Next>();
   return std::optional<RankClient::Next>({*opened, /*closed=*/false});
 }
@@ -264,13 +307,20 @@ absl::Status Trainer::Contribute(const RankClient::Next& next) {
   ISTHMUS_RETURN_IF_ERROR(TakeRevised(opened.round()));
   report_ = RoundReport();
   TellSkipped(/*at_once=*/false);
+  contributed_ = opened.round();
+  UnderWay& of_round = under_way_[opened.round()];
+  of_round.duty = opened.snapshot();
   if (TakesLocalSteps(spec_)) return ContributeLocal(next);
   sent_ = {data_->tokens_per_step(), 1};
+  if (opened.round() <= sent_through_) {
+    SendAgain(next);
+    return absl::OkStatus();
+  }
   if (HasStepsAlone(spec_)) ISTHMUS_RETURN_IF_ERROR(StepAlone(opened));
   ISTHMUS_ASSIGN_OR_RETURN(const NodeGradient gradient,
                            ComputeGradient(opened.step(), /*merged=*/true));
-  report_.loss = gradient.loss;
-  report_.tokens = sent_.tokens * static_cast<uint64_t>(options_.group->ranks());
+  of_round.loss = gradient.loss;
+  of_round.tokens = sent_.tokens * static_cast<uint64_t>(options_.group->ranks());
   if (!gradient.non_finite.empty()) {
     Send(next, absl::InvalidArgumentError(
                    absl::StrCat("non-finite gradient in '", gradient.non_finite, "'")));
@@ -283,7 +333,6 @@ absl::Status Trainer::Contribute(const RankClient::Next& next) {
 // Or abstains, for the reason that `pieces` gives. What is replayed is not sent.
 void Trainer::Send(const RankClient::Next& next, absl::StatusOr<std::vector<std::string>> pieces) {
   const std::string round = absl::StrCat(next.opened.round());
-  encoded_blocks_.clear();
   if (!pieces.ok()) {
     const std::string reason(pieces.status().message());
     LogWarning("abstained", {{"round", round}, {"reason", reason}});
@@ -294,7 +343,7 @@ void Trainer::Send(const RankClient::Next& next, absl::StatusOr<std::vector<std:
   if (replays_) {
     absl::StatusOr<std::string> blocks = BlockHashes(replica_->model().grid(), *pieces);
     ISTHMUS_CHECK(blocks.ok());  // our own pieces
-    encoded_blocks_ = *std::move(blocks);
+    encoded_blocks_[next.opened.round()] = *std::move(blocks);
   }
   if (next.closed) {
     ++summary_.replayed_rounds;
@@ -326,7 +375,9 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
                              FloatOfBits(record.norm_bits()), record.round()};
   ISTHMUS_RETURN_IF_ERROR(replica_->Apply(rates, update.committed->pieces));
   CountLocal(record);
+  report_.val_loss.reset();  // of an earlier state
   applied_round_ = record.round();
+  encoded_blocks_.erase(encoded_blocks_.begin(), encoded_blocks_.upper_bound(applied_round_));
   applied_sha256_ = record.sha256();
   round_began_ = step_;
   step_ = record.step();

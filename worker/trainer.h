@@ -8,6 +8,9 @@
 //   momentum, DCT, top-k -> pieces -> agent
 //   the committed update comes back -> settle -> the same step on every node -> acknowledge
 //   now and then: a checkpoint
+// With overlap d the update that is waited for is that of d rounds before, and the gradient is
+// computed where the node's own contributions under way would lead (RunSpec.look). What came of the
+// last d rounds is waited for at the end.
 // With local steps (stages.proto, SOURCE_PARAM_DELTA; trainer_local.cc) the node takes the round's
 // steps with its inner optimizer and sends how far they brought it from x; x after the update
 // replaces its parameters, the inner optimizer's state stays. A round that closes meanwhile is
@@ -20,10 +23,13 @@
 //   replay   deterministic mode, where no round goes on without this node: each update's
 //            contribution is computed anew, and settled if its digest is the one that was merged
 //   fresh    else: the residual is set to zero, unless nothing was missed
+// With overlap a checkpoint of round r also has what was sent for the d rounds after it. With
+// replay that is sent again as it was, with fresh it is given up with the residual.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -97,7 +103,8 @@ class Trainer {
   absl::Status TakeFetched();
   absl::Status DoSnapshotDuty(v1::SnapshotDuty duty);
   // The next round that all ranks of the node contribute to; nullopt: finished. With replay every
-  // round is one, also those that have closed.
+  // round is one, also those that have closed. Round 0: there is none yet, but the update of one
+  // that was contributed to is here (overlap).
   absl::StatusOr<std::optional<RankClient::Next>> NextRound();
   absl::StatusOr<std::optional<RankClient::Next>> NextToReplay();
   // The node's gradient of a step, kept in the model. Of all ranks.
@@ -111,6 +118,14 @@ class Trainer {
   // `merged`: an exchange of the round; else a step of the node's own, which clips here always.
   absl::StatusOr<NodeGradient> ComputeGradient(uint64_t step, bool merged);
   absl::Status Contribute(const RankClient::Next& next);
+  // The same for a round whose contribution came with a checkpoint.
+  void SendAgain(const RankClient::Next& next);
+  // Of all ranks: waits for the updates up to `round`, and does after each what is due then. Those
+  // of a node that is to fetch a snapshot are left.
+  absl::Status TakeUpdates(uint64_t round);
+  // The last round whose update is waited for after a contribution to this one.
+  uint64_t LastToTake(const v1::RoundOpened& opened) const;
+  absl::Status AfterUpdate(bool* behind);
   // The spec that holds in a round, where an operator has given the run another one.
   absl::Status TakeRevised(uint64_t round);
   void Send(const RankClient::Next& next, absl::StatusOr<std::vector<std::string>> pieces);
@@ -126,8 +141,8 @@ class Trainer {
   static float FloatOfBits(uint32_t bits);
   // Applies updates, in order, up to the one of `round`.
   absl::Status ApplyThrough(uint64_t round);
-  // The same for the round that was contributed to.
-  absl::Status ApplyContributed(uint64_t round);
+  // The same for the next round, which was contributed to.
+  absl::Status ApplyContributed();
   absl::Status Apply(const RankClient::Update& update);
   // Whether what this node computed for the round was merged. Of all ranks.
   absl::StatusOr<bool> WasMerged(const RankClient::Update& update);
@@ -165,13 +180,16 @@ class Trainer {
   uint64_t applied_round_ = 0;
   std::string applied_sha256_;  // of that round's record
   uint64_t step_ = 0;
-  uint64_t local_round_ = 0;        // the last one that local steps were taken for
-  uint64_t local_steps_ = 0;        // of that round, so far
-  uint64_t unsent_steps_ = 0;       // of rounds that closed before they were all taken
-  uint64_t round_began_ = 0;        // step before the last update
-  Work sent_;                       // what the last contribution was made from
-  uint64_t encoded_round_ = 0;      // the last one that Encode was called for
-  std::string encoded_blocks_;      // hashes of this rank's blocks of it (replay)
+  uint64_t local_round_ = 0;    // the last one that local steps were taken for
+  uint64_t local_steps_ = 0;    // of that round, so far
+  uint64_t unsent_steps_ = 0;   // of rounds that closed before they were all taken
+  uint64_t round_began_ = 0;    // step before the last update
+  Work sent_;                   // what the last contribution was made from
+  uint64_t contributed_ = 0;    // the last round that was contributed to
+  uint64_t sent_through_ = 0;   // rounds up to it were, before a restart (replay)
+  uint64_t encoded_round_ = 0;  // the last one that Encode was called for
+  // Hashes of this rank's blocks of contributions that are not settled (replay), by round.
+  std::map<uint64_t, std::string> encoded_blocks_;
   bool replays_ = false;            // computes for every round, exactly
   bool residual_restored_ = false;  // from a checkpoint, and no update has come since
   double dropped_squares_ = 0;      // of this rank's residual, since it was last told
@@ -186,7 +204,15 @@ class Trainer {
   v1::SnapshotDuty joined_duty_{};  // with the state joined with
   SkippedSteps skipped_;
   std::optional<int64_t> told_skipped_ms_;
-  RoundReport report_;  // of the round under way
+  RoundReport report_;  // of the update that was applied last
+  // Of rounds that were contributed to, until their update is applied.
+  struct UnderWay {
+    double loss = 0;
+    uint64_t tokens = 0;
+    v1::SnapshotDuty duty{};
+  };
+  std::map<uint64_t, UnderWay> under_way_;
+  double waited_ms_ = 0;  // since the last update
   TrainSummary summary_;
   int64_t started_ms_ = 0;
 };

@@ -11,6 +11,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "spec/manifest.h"
+#include "spec/rounds.h"
 #include "worker/contribution_digest.h"
 #include "worker/resume.h"
 #include "worker/trainer.h"
@@ -66,6 +67,13 @@ absl::Status Trainer::Resume() {
   applied_sha256_ = facts.update_sha256;
   step_ = facts.step;
   residual_restored_ = !replays_;
+  contributed_ = applied_round_;
+  if (const uint64_t overlap = spec_.overlap(); overlap > 0 && replays_) {
+    sent_through_ = std::min(applied_round_ + overlap, Rounds(spec_));
+  } else if (overlap > 0) {
+    DropResidual("what was under way at the checkpoint is of an earlier life of the trainers");
+    residual_restored_ = false;
+  }
   if (options_.group->rank() == 0) {
     LogInfo("goes on from a checkpoint", {{"round", absl::StrCat(facts.round)},
                                           {"step", absl::StrCat(facts.step)},
@@ -109,17 +117,26 @@ void Trainer::TellCheckpoint() {
 }
 
 absl::StatusOr<std::optional<RankClient::Next>> Trainer::NextToReplay() {
-  ISTHMUS_ASSIGN_OR_RETURN(const std::optional<RankClient::Next> next, options_.client->WaitNext());
+  const uint64_t round = contributed_ + 1;
+  ISTHMUS_ASSIGN_OR_RETURN(const std::optional<RankClient::Next> next,
+                           options_.client->WaitNext(round));
   std::array<double, 1> stop = {options_.stop && options_.stop() ? 1.0 : 0.0};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(stop)));
   if (stop[0] > 0) return absl::CancelledError("a rank of this node was stopped");
-  if (!next.has_value() || next->opened.round() == applied_round_ + 1) return next;
+  if (!next.has_value() || next->opened.round() == round) return next;
   return absl::InternalError(absl::StrCat("the agent says that round ", next->opened.round(),
-                                          " is next; here it is ", applied_round_ + 1));
+                                          " is next; here it is ", round));
 }
 
-absl::Status Trainer::ApplyContributed(uint64_t round) {
-  if (!replays_) return ApplyThrough(round);
+// It is on the pending list as it was sent; where it is not, the node abstained.
+void Trainer::SendAgain(const RankClient::Next& next) {
+  const std::vector<std::string>* const sent = replica_->method().Sent(next.opened.round());
+  if (sent != nullptr) return Send(next, *sent);
+  Send(next, absl::InvalidArgumentError("the node abstained before its trainers started again"));
+}
+
+absl::Status Trainer::ApplyContributed() {
+  if (!replays_) return ApplyThrough(applied_round_ + 1);
   ISTHMUS_ASSIGN_OR_RETURN(RankClient::Update update, options_.client->WaitUpdate());
   ISTHMUS_ASSIGN_OR_RETURN(update.included, WasMerged(update));
   ISTHMUS_RETURN_IF_ERROR(Apply(update));
@@ -134,7 +151,7 @@ absl::StatusOr<bool> Trainer::WasMerged(const RankClient::Update& update) {
   std::array<double, 1> unsure = {!merged.empty() && !update.included ? 1.0 : 0.0};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(unsure)));
   if (unsure[0] == 0) return update.included;
-  std::string blocks = encoded_blocks_;
+  std::string blocks = encoded_blocks_[update.committed->record.round()];
   blocks.resize(replica_->model().grid().blocks().size() * kSha256Bytes);  // abstained: no digest
   ISTHMUS_RETURN_IF_ERROR(options_.group->JoinBytes(&blocks));
   const std::string computed = DigestOfBlocks(blocks);

@@ -87,6 +87,9 @@ absl::Status Trainer::TakeFetched() {
   DropResidual("the node starts from a snapshot");
   if (facts.round() == 0) start_state_sha256_ = facts.state_sha256();
   applied_round_ = checkpoint_round_ = summary_.snapshot_round = facts.round();
+  contributed_ = sent_through_ = applied_round_;
+  under_way_.clear();
+  encoded_blocks_.clear();
   applied_sha256_ = facts.update_sha256();
   step_ = facts.step();
   residual_restored_ = false;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,12 @@ class UntakenUpdates {
   size_t size() const { return updates_.size(); }
   size_t bytes() const { return bytes_; }  // of their pieces
   const CommittedUpdate& front() const { return *updates_.front(); }
+  // Null: it is not here.
+  const CommittedUpdate* Find(uint64_t round) const {
+    const uint64_t first = updates_.empty() ? 0 : front().record.round();
+    const bool here = !updates_.empty() && round >= first && round - first < updates_.size();
+    return here ? updates_[round - first].get() : nullptr;
+  }
 
   void Push(std::shared_ptr<const CommittedUpdate> update) {
     bytes_ += BytesOf(*update);
@@ -46,6 +53,34 @@ class UntakenUpdates {
 
   std::deque<std::shared_ptr<const CommittedUpdate>> updates_;
   size_t bytes_ = 0;
+};
+
+// What its opening said of a round that has closed.
+inline v1::RoundOpened OpenedOf(const v1::UpdateRecord& record) {
+  v1::RoundOpened opened;
+  opened.set_round(record.round());
+  opened.set_fragment(record.fragment());
+  opened.set_base_round(record.base_round());
+  opened.set_step(record.step());
+  opened.set_lr_bits(record.lr_bits());
+  return opened;
+}
+
+// Rounds that have opened, without those whose update is here.
+class UntakenRounds {
+ public:
+  bool empty() const { return rounds_.empty(); }
+  bool Has(uint64_t round) const { return rounds_.count(round) > 0; }
+  const v1::RoundOpened& front() const { return rounds_.begin()->second; }
+
+  void Push(const v1::RoundOpened& opened) { rounds_[opened.round()] = opened; }
+  v1::RoundOpened Pop() { return Take(rounds_.begin()->first); }
+  v1::RoundOpened Take(uint64_t round) { return rounds_.extract(round).mapped(); }
+  void Committed(uint64_t round) { rounds_.erase(rounds_.begin(), rounds_.upper_bound(round)); }
+  void Clear() { rounds_.clear(); }
+
+ private:
+  std::map<uint64_t, v1::RoundOpened> rounds_;  // 1 + overlap of them
 };
 
 // Revisions of the spec, ascending.

@@ -1,5 +1,7 @@
 #include "tests/history/checker.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "spec/update_record.h"
@@ -199,7 +201,8 @@ void HistoryChecker::TakeDurable(const Event& event) {
   if (event.is_whole && UpdateRecordSha256(record) != record.sha256()) {
     Violate("I2", absl::StrCat("the hash of record ", number, " is wrong"));
   }
-  if (event.is_whole && (record.base_round() + 1 != number || record.step() != number)) {
+  const uint64_t base = number - std::min<uint64_t>(number, 1 + overlap_);
+  if (event.is_whole && (record.base_round() != base || record.step() != number)) {
     Violate("I2", absl::StrCat("record ", number, " has base round ", record.base_round(),
                                " and step ", record.step()));
   }

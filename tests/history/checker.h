@@ -33,8 +33,9 @@ struct Violation {
 
 class HistoryChecker {
  public:
-  // `grid`: of the run's model; null: updates are not folded anew.
-  explicit HistoryChecker(std::shared_ptr<const Grid> grid) : grid_(std::move(grid)) {}
+  // `grid`: of the run's model; null: updates are not folded anew. `overlap`: of its spec.
+  explicit HistoryChecker(std::shared_ptr<const Grid> grid, uint32_t overlap = 0)
+      : grid_(std::move(grid)), overlap_(overlap) {}
 
   void Take(const Event& event);
   // The run has ended in good order: nothing may be open any more.
@@ -94,6 +95,7 @@ class HistoryChecker {
   void Violate(const std::string& invariant, const std::string& sentence);
 
   const std::shared_ptr<const Grid> grid_;
+  const uint32_t overlap_;
   size_t event_ = 0;
   std::vector<Round> rounds_;  // durable ones; [round - 1]
   std::string start_state_;

@@ -194,7 +194,7 @@ void RunRounds(RoundHistory* history, uint64_t first, uint64_t last, int64_t eac
   for (uint64_t round = first; round <= last; ++round) {
     const auto now_ms = static_cast<int64_t>(round) * each_ms;
     history->Opened({round, round, 0.5f, {node}}, At(now_ms));
-    history->Completed("a", At(now_ms + each_ms / 2));
+    history->Completed(round, "a", At(now_ms + each_ms / 2));
     history->Closed({node}, false);
     history->Committed(1000, "sha", At(now_ms + each_ms));
   }

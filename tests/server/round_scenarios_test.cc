@@ -6,9 +6,11 @@
 //
 // Commands (times in milliseconds; the clock starts at 0 and only tick and pause move it):
 //   spec nodes=a,b [start=NODE] [quorum=N] [steps=N] [lease=MS] [deadline=MS] [grace=MS]
+//        [overlap=N]
 //   revise FROM_ROUND [quorum=N] ...   (as spec; what is left out stays as it was said last)
 //   join NODE [HOLDS_ROUND]     ack NODE ROUND        heard NODE
 //   waiting NODE TEXT           complete NODE DIGEST  refuse NODE TEXT   abstain NODE TEXT
+//                               (with @ROUND behind the verb: to that round)
 //   drain NODE TEXT             evict NODE TEXT       admit NODE
 //   start                       (the start state is here, where spec has start=NODE)
 //   leave NODE                  persist               (the round being committed)
@@ -16,7 +18,8 @@
 //   tick MS [beating=a,b]       (ticks of 100 ms; the nodes named send heartbeats)
 //   pause MS                    (one tick after a gap)
 //   resume ROUND MEMBERS NODES [drained=a:LAST_ROUND,...] [evicted=b,...] [held=TEXT]
-//                               (the first command after spec: a run that a store kept)
+//                               (the first command after spec: a run that a store kept; MEMBERS of
+//                               several rounds with / between them)
 // Output: the effects in order, each with its time, then the sentence that Decide gives.
 #include <gtest/gtest.h>
 
@@ -53,6 +56,9 @@ struct EffectText {
     std::string text = absl::StrCat("commit round ", effect.round);
     absl::StrAppend(
         &text, effect.is_void ? ", void" : ", included: " + absl::StrJoin(effect.included, " "));
+    for (const std::vector<std::string>& open : effect.open_members) {
+      absl::StrAppend(&text, ", open: ", absl::StrJoin(open, " "));
+    }
     if (effect.next_members.empty()) return text;
     return absl::StrCat(text, ", next: ", absl::StrJoin(effect.next_members, " "));
   }
@@ -122,14 +128,18 @@ class Scenario {
       if (field.first == "grace") settings.grace_ms = Number(field.second);
       if (field.first == "start") settings.start_node = field.second;
       if (field.first == "acknowledge") settings.acknowledge_ms = Number(field.second);
+      if (field.first == "overlap") settings.overlap = static_cast<uint32_t>(Number(field.second));
     }
   }
 
-  RoundEvent Event(const std::string& verb, const std::vector<std::string>& words,
+  RoundEvent Event(const std::string& said, const std::vector<std::string>& words,
                    const std::string& line) {
     const std::string& node = words.at(1);
-    if (verb == "resume") return Resumed(words);
-    const std::string text = line.substr(std::min(line.size(), verb.size() + node.size() + 2));
+    if (said == "resume") return Resumed(words);
+    const std::string text = line.substr(std::min(line.size(), said.size() + node.size() + 2));
+    const std::pair<std::string, std::string> parts = absl::StrSplit(said, absl::MaxSplits('@', 1));
+    const std::string& verb = parts.first;
+    const uint64_t round = parts.second.empty() ? 0 : static_cast<uint64_t>(Number(parts.second));
     if (verb == "join") {
       return NodeJoined{node, ++incarnation_,
                         words.size() > 2 ? static_cast<uint64_t>(Number(words[2])) : 0};
@@ -137,9 +147,9 @@ class Scenario {
     if (verb == "ack") return NodeAcknowledged{node, static_cast<uint64_t>(Number(words.at(2)))};
     if (verb == "heard") return NodeHeard{node};
     if (verb == "waiting") return NodeWaiting{node, text};
-    if (verb == "complete") return ContributionComplete{node, text};
-    if (verb == "refuse") return ContributionRefused{node, text};
-    if (verb == "abstain") return NodeAbstained{node, text};
+    if (verb == "complete") return ContributionComplete{node, text, round};
+    if (verb == "refuse") return ContributionRefused{node, text, round};
+    if (verb == "abstain") return NodeAbstained{node, text, round};
     if (verb == "leave") return NodeLeft{node, text};
     if (verb == "drain") return NodePolicySet{node, NodePolicy::kDrain, text};
     if (verb == "evict") return NodePolicySet{node, NodePolicy::kEvict, text};
@@ -150,7 +160,11 @@ class Scenario {
   RoundEvent Resumed(const std::vector<std::string>& words) {
     RunResumed event;
     event.committed_round = static_cast<uint64_t>(Number(words.at(1)));
-    if (words.at(2) != "-") event.members = absl::StrSplit(words.at(2), ',');
+    const std::vector<std::string> rounds = absl::StrSplit(words.at(2), '/');
+    if (rounds[0] != "-") event.members = absl::StrSplit(rounds[0], ',');
+    for (size_t i = 1; i < rounds.size(); ++i) {
+      event.later_members.push_back(absl::StrSplit(rounds[i], ','));
+    }
     for (absl::string_view node : absl::StrSplit(words.at(3), ',')) {
       event.nodes.push_back({std::string(node), ++incarnation_});
     }

@@ -1,9 +1,11 @@
 #include "tests/sim/node.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/limits.h"
 #include "base/sha256.h"
 #include "spec/manifest.h"
 #include "transport/errors.h"
@@ -72,7 +74,7 @@ void Node::Connect() {
     scene_->Record(event);
     if (trainer_ != nullptr) trainer_->TakeReceipt(receipt.round());
   };
-  opened_ = 0;
+  opened_.clear();
   session_ = std::make_unique<SimSession>(std::move(options));
   session_->SetCheckpoint(checkpoint_.round);
 }
@@ -83,33 +85,44 @@ void Node::OnJoined(const v1::JoinRunResponse& joined) {
 }
 
 void Node::OnOpened(const v1::RoundOpened& opened) {
-  opened_ = opened.round();
-  duty_ = opened.snapshot();
-  if (opened_ != trainer_->round() + 1) return;
-  if (trainer_->pending() != nullptr) return Send();
-  if (computing_ == opened_) return;
-  computing_ = opened_;
-  machine_.After(scene_->world.random().Between(1, scene_->plan.compute_max_ms),
-                 [this, round = opened_] { Compute(round); });
+  if (opened.round() <= trainer_->round()) return;
+  opened_[opened.round()] = opened.snapshot();
+  if (trainer_->pending(opened.round()) != nullptr) return Send(opened.round());
+  ComputeNext();
+}
+
+// One round after the other.
+void Node::ComputeNext() {
+  if (computing_ != 0) return;
+  for (const auto& [round, duty] : opened_) {
+    if (trainer_->pending(round) != nullptr) continue;
+    computing_ = round;
+    machine_.After(scene_->world.random().Between(1, scene_->plan.compute_max_ms),
+                   [this, round = round] { Compute(round); });
+    return;
+  }
 }
 
 void Node::Compute(uint64_t round) {
-  if (computing_ != round || trainer_->round() + 1 != round) return;
+  if (computing_ != round) return;
   computing_ = 0;
-  const std::shared_ptr<const Submission> made = trainer_->Compute();
-  Trace(made->abstain_reason.empty() ? absl::StrCat("computed round ", round)
-                                     : absl::StrCat("abstains from round ", round));
-  Send();
+  // A replay may have been faster, and a new session not have heard of the round.
+  if (opened_.count(round) > 0 && trainer_->pending(round) == nullptr) {
+    const std::shared_ptr<const Submission> made = trainer_->Compute(round);
+    Trace(made->abstain_reason.empty() ? absl::StrCat("computed round ", round)
+                                       : absl::StrCat("abstains from round ", round));
+    Send(round);
+  }
+  ComputeNext();
 }
 
 // What the trainer holds goes out, for the first time or to a new session.
-void Node::Send() {
-  const std::shared_ptr<const Submission> pending = trainer_->pending();
-  if (session_ == nullptr || pending == nullptr || pending->round != opened_) return;
+void Node::Send(uint64_t round) {
+  const std::shared_ptr<const Submission> pending = trainer_->pending(round);
+  if (session_ == nullptr || pending == nullptr || opened_.count(round) == 0) return;
   if (!pending->digest.empty()) {
-    folder_.round = pending->round;
-    folder_.attempt = pending->attempt;
-    folder_.digest = pending->digest;
+    folder_.sent[round] = {pending->attempt, pending->digest};
+    if (folder_.sent.size() > 1 + kOverlapMax) folder_.sent.erase(folder_.sent.begin());
   }
   session_->Submit(pending, [this, round = pending->round](const absl::Status& status) {
     Trace(absl::StrCat("round ", round, " was refused: ", status.message()));
@@ -117,20 +130,27 @@ void Node::Send() {
 }
 
 bool Node::OwnIncluded(const v1::UpdateRecord& record) const {
-  if (folder_.round != record.round() || folder_.attempt != trainer_->attempt()) return false;
+  const auto sent = folder_.sent.find(record.round());
+  if (sent == folder_.sent.end() || sent->second.attempt != trainer_->attempt()) return false;
   for (const v1::IncludedContribution& included : record.included()) {
-    if (included.node() == name_) return included.digest() == folder_.digest;
+    if (included.node() == name_) return included.digest() == sent->second.digest;
   }
   return false;
 }
 
 void Node::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
   const uint64_t round = update->record.round();
-  const std::shared_ptr<const Submission> sent = trainer_->pending();
+  const std::shared_ptr<const Submission> sent = trainer_->pending(round);
+  const std::map<uint64_t, Trainer::Pending> before = trainer_->all_pending();
   trainer_->Take(*update, OwnIncluded(update->record));
-  computing_ = 0;
+  if (computing_ <= round) computing_ = 0;
   session_->Acknowledge(round, update->record.sha256());
-  if (round == opened_) DoSnapshotDuty();
+  if (const auto open = opened_.find(round); open != opened_.end()) DoSnapshotDuty(open->second);
+  opened_.erase(opened_.begin(), opened_.upper_bound(round));
+  // A replay may have computed for rounds that are open.
+  for (const auto& [later, pending] : trainer_->all_pending()) {
+    if (before.count(later) == 0) Send(later);
+  }
   const uint64_t every = scene_->plan.checkpoint_every;
   if (every != 0 && round % every == 0) {
     checkpoint_ = trainer_->Save();
@@ -141,9 +161,10 @@ void Node::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
       scene_->world.random().Chance(100)) {
     auto again = std::make_shared<Submission>(*sent);
     again->round = round + 1;
-    again->base_round = round;
+    again->base_round = round - std::min<uint64_t>(round, scene_->plan.spec.overlap());
     session_->Submit(again, nullptr);
   }
+  ComputeNext();
 }
 
 void Node::OnFinished(uint64_t last_round) {
@@ -216,7 +237,7 @@ void Node::Leave() {
 std::string Node::State() const {
   if (trainer_ == nullptr) return absl::StrCat(name_, " has no trainer");
   return absl::StrCat(name_, " at round ", trainer_->round(),
-                      trainer_->pending() != nullptr ? ", has sent" : "",
+                      trainer_->all_pending().empty() ? "" : ", has sent",
                       computing_ != 0 ? ", computes" : "", agent_.up() ? "" : ", has no agent",
                       done_ ? ", done" : "");
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,8 +50,11 @@ class Node final : private SessionListener {
   // What an agent keeps in its state folder.
   struct Folder {
     std::string secret;
-    uint64_t round = 0, attempt = 0;  // of what was sent last
-    std::string digest;
+    struct Sent {
+      uint64_t attempt = 0;
+      std::string digest;
+    };
+    std::map<uint64_t, Sent> sent;  // by round, the last ones
   };
 
   void OnJoined(const v1::JoinRunResponse& joined) override;
@@ -62,13 +66,14 @@ class Node final : private SessionListener {
 
   void Connect();
   // snapshots.cc: as worker/snapshot_uploader.cc and worker/trainer_snapshot.cc have it.
-  void DoSnapshotDuty();
+  void DoSnapshotDuty(v1::SnapshotDuty duty);
   void Upload(std::shared_ptr<const v1::SnapshotFacts> facts, std::string values, uint64_t life);
   void Fetch();
   void StartFrom(const v1::SnapshotFacts& facts, const std::string& values);
   v1::SnapshotFacts Facts() const;
+  void ComputeNext();
   void Compute(uint64_t round);
-  void Send();
+  void Send(uint64_t round);
   bool OwnIncluded(const v1::UpdateRecord& record) const;
   void Bury();
   void Trace(const std::string& what) { scene_->world.Trace(name_, what); }
@@ -83,10 +88,9 @@ class Node final : private SessionListener {
   Trainer::Checkpoint checkpoint_;
   std::unique_ptr<SimSession> session_;
   std::unique_ptr<Trainer> trainer_;
-  uint64_t opened_ = 0;      // the round that the session has said is open
-  uint64_t computing_ = 0;   // 0: nothing
-  v1::SnapshotDuty duty_{};  // of the round that is open
-  uint64_t fetched_ = 0;     // snapshots that it started from
+  std::map<uint64_t, v1::SnapshotDuty> opened_;  // rounds that the session has said are open
+  uint64_t computing_ = 0;                       // 0: nothing
+  uint64_t fetched_ = 0;                         // snapshots that it started from
   bool done_ = false;
   uint64_t skipped_ = 0;
   Past past_;

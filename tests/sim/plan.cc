@@ -109,6 +109,14 @@ void PickFaults(Random* random, Plan* plan) {
   }
 }
 
+// Of half of the runs updates are applied late.
+void PickOverlap(uint64_t seed, v1::RunSpec* spec) {
+  Random random(seed ^ 0x1a7e);
+  spec->set_overlap(Pick<uint32_t>(&random, {0, 0, 1, 2}));
+  if (spec->overlap() > 0) spec->set_look(Pick<double>(&random, {0, 1}));
+  ISTHMUS_CHECK(CompleteRunSpec(spec).ok());
+}
+
 }  // namespace
 
 Plan MakePlan(uint64_t seed, const PlanOptions& options) {
@@ -128,6 +136,7 @@ Plan MakePlan(uint64_t seed, const PlanOptions& options) {
     plan.spec.mutable_snapshot()->set_every_rounds(static_cast<uint64_t>(random.Between(1, 4)));
   }
   PickFaults(&random, &plan);
+  PickOverlap(seed, &plan.spec);
   if (options.faults) return plan;
   plan.loss_permille = plan.replay_permille = plan.forge_permille = 0;
   plan.faults_end_ms = 0;
@@ -194,11 +203,11 @@ Plan::Fate Plan::FateOf(size_t node, uint64_t round) const {
 std::string Describe(const Plan& plan) {
   std::string line = absl::StrCat(
       plan.spec.nodes_size(), " nodes, quorum ", plan.spec.quorum(), ", ", plan.spec.steps(),
-      " steps", plan.replays() ? ", deterministic" : "", ", lease ", plan.spec.timing().lease_ms(),
-      " ms, deadline ", plan.spec.timing().deadline_ms(), " ms, grace ",
-      plan.spec.timing().grace_ms(), " ms, loss ", plan.loss_permille, "/1000, replay ",
-      plan.replay_permille, "/1000, delay to ", plan.delay_max_ms, " ms, faults to ",
-      plan.faults_end_ms, " ms, about every ", plan.fault_every_ms, " ms:");
+      " steps, overlap ", plan.spec.overlap(), plan.replays() ? ", deterministic" : "", ", lease ",
+      plan.spec.timing().lease_ms(), " ms, deadline ", plan.spec.timing().deadline_ms(),
+      " ms, grace ", plan.spec.timing().grace_ms(), " ms, loss ", plan.loss_permille,
+      "/1000, replay ", plan.replay_permille, "/1000, delay to ", plan.delay_max_ms,
+      " ms, faults to ", plan.faults_end_ms, " ms, about every ", plan.fault_every_ms, " ms:");
   const std::vector<std::pair<const char*, bool>> kinds = {
       {"coordinator crashes", plan.crash_coordinator},
       {"coordinator pauses", plan.pause_coordinator},

@@ -17,7 +17,10 @@ std::shared_ptr<const Grid> MakeGrid(const Plan& plan) {
 }  // namespace
 
 Scene::Scene(Plan made, bool verbose)
-    : world(made.seed, verbose), plan(std::move(made)), grid(MakeGrid(plan)), checker(grid) {}
+    : world(made.seed, verbose),
+      plan(std::move(made)),
+      grid(MakeGrid(plan)),
+      checker(grid, plan.spec.overlap()) {}
 
 void Scene::Record(const Event& event) {
   world.Trace("history", isthmus::Describe(event));

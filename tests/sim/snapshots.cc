@@ -45,11 +45,11 @@ v1::SnapshotFacts Node::Facts() const {
   return facts;
 }
 
-void Node::DoSnapshotDuty() {
-  if (duty_ == v1::SNAPSHOT_DUTY_UNSPECIFIED) return;
+void Node::DoSnapshotDuty(v1::SnapshotDuty duty) {
+  if (duty == v1::SNAPSHOT_DUTY_UNSPECIFIED) return;
   const auto facts = std::make_shared<const v1::SnapshotFacts>(Facts());
   session_->SetStateReport(facts->round(), facts->state_sha256());
-  if (duty_ != v1::SNAPSHOT_DUTY_UPLOAD) return;
+  if (duty != v1::SNAPSHOT_DUTY_UPLOAD) return;
   Upload(facts, ValuesOf(trainer_->parameters()), machine_.life());
 }
 

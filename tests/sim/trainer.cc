@@ -1,5 +1,6 @@
 #include "tests/sim/trainer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -58,6 +59,7 @@ Trainer::Trainer(Scene* scene, size_t number, const std::string& node, uint64_t 
   if (replay && from.method != nullptr) {
     method_ = std::make_unique<DemoShard>(*from.method);
     plain_ = *from.plain;
+    pending_ = from.pending;
   } else {
     MethodOptions options;
     options.grid = scene->grid.get();
@@ -68,7 +70,25 @@ Trainer::Trainer(Scene* scene, size_t number, const std::string& node, uint64_t 
     ISTHMUS_CHECK(made.ok());
     method_ = std::make_unique<DemoShard>(*std::move(made));
   }
+  computed_ = pending_.empty() ? round_ : pending_.rbegin()->first;
   Record(EventKind::kRestored, round_);
+  for (const auto& [round, pending] : pending_) {
+    if (IsReserved(pending)) Record(EventKind::kComputed, round);
+  }
+}
+
+void Trainer::set_attempt(uint64_t attempt) {
+  attempt_ = attempt;
+  for (auto& [round, pending] : pending_) {
+    auto renamed = std::make_shared<Submission>(*pending.submission);
+    renamed->attempt = attempt;
+    pending.submission = renamed;
+  }
+}
+
+std::shared_ptr<const Submission> Trainer::pending(uint64_t round) const {
+  const auto found = pending_.find(round);
+  return found == pending_.end() ? nullptr : found->second.submission;
 }
 
 std::string Trainer::StateHash() const {
@@ -90,10 +110,11 @@ void Trainer::Record(EventKind kind, uint64_t round, Outcome outcome) {
     event.sha256 = sha256_;
     event.state = StateHash();
   } else {
-    event.digest = digest_;
+    event.digest = pending_.at(round).digest;
   }
   if (kind == EventKind::kComputed) {
-    event.pieces = std::make_shared<const std::vector<std::string>>(pending_->pieces);
+    event.pieces =
+        std::make_shared<const std::vector<std::string>>(pending_.at(round).submission->pieces);
   }
   scene_->Record(event);
 }
@@ -102,18 +123,20 @@ void Trainer::Record(EventKind kind, uint64_t round, Outcome outcome) {
 Tensors Trainer::Gradient(uint64_t round) const {
   Random random(scene_->plan.seed * 101 + round * 1013 + number_);
   Tensors gradient = parameters_;
+  const auto look = static_cast<float>(scene_->plan.spec.look());
+  if (look > 0) ISTHMUS_CHECK(method_->LookAhead(look, Parts(&gradient)).ok());
   for (std::vector<float>& tensor : gradient) {
     for (float& value : tensor) value = 0.25f * (value - kTarget) + random.Value();
   }
   return gradient;
 }
 
-std::shared_ptr<const Submission> Trainer::Compute() {
-  const uint64_t round = round_ + 1;
-  ISTHMUS_CHECK(pending_ == nullptr);
+std::shared_ptr<const Submission> Trainer::Compute(uint64_t round) {
+  ISTHMUS_CHECK(pending_.count(round) == 0);
+  computed_ = std::max(computed_, round);
   auto submission = std::make_shared<Submission>();
   submission->round = round;
-  submission->base_round = round_;
+  submission->base_round = round - std::min<uint64_t>(round, 1 + scene_->plan.spec.overlap());
   submission->attempt = attempt_;
   submission->work.tokens = 64;
   const Plan::Fate fate = scene_->plan.FateOf(number_, round);
@@ -125,17 +148,15 @@ std::shared_ptr<const Submission> Trainer::Compute() {
   if (!pieces.ok()) {
     ISTHMUS_CHECK(fate == Plan::Fate::kAbstains);
     submission->abstain_reason = std::string(pieces.status().message());
-    pending_ = submission;
-    return pending_;
+    return (pending_[round] = {submission, "", false}).submission;
   }
   submission->pieces = *std::move(pieces);
   submission->ranges.emplace_back();
   submission->ranges.back().set_end(scene_->grid->chunks());
   const auto digest = PayloadDigest(*scene_->grid, Pointers(submission->pieces));
   ISTHMUS_CHECK(digest.ok());
-  submission->digest = digest_ = *digest;
-  pending_ = submission;
-  settled_early_ = false;
+  submission->digest = *digest;
+  pending_[round] = {submission, *digest, false};
   Record(EventKind::kComputed, round);
   plain_.Computed(round, eta, gradient,
                   std::make_shared<const std::vector<std::string>>(submission->pieces));
@@ -143,39 +164,43 @@ std::shared_ptr<const Submission> Trainer::Compute() {
   if (fate == Plan::Fate::kSpoilt) {
     auto spoilt = std::make_shared<Submission>(*submission);
     SetLastValue(std::numeric_limits<float>::quiet_NaN(), &spoilt->pieces.back());
-    pending_ = spoilt;
+    pending_[round].submission = spoilt;
   }
-  return pending_;
+  return pending_[round].submission;
 }
 
 void Trainer::Settle(uint64_t round, bool included) {
-  if (pending_ == nullptr || pending_->round != round) return;
-  if (!digest_.empty() && !settled_early_) {
+  const auto found = pending_.find(round);
+  if (found == pending_.end()) return;
+  if (IsReserved(found->second)) {
     const bool forget = scene_->plan.bug == Bug::kForgetLeftOut;
     method_->Settle(round, included || forget);
     plain_.Settled(round, included);
     Record(EventKind::kSettled, round, included ? Outcome::kIncluded : Outcome::kLeftOut);
     CheckResidual();
   }
-  pending_ = nullptr;
-  digest_.clear();
+  pending_.erase(round);
 }
 
 void Trainer::TakeReceipt(uint64_t round) {
   if (scene_->plan.bug != Bug::kSettleByReceipt) return;
-  if (pending_ == nullptr || pending_->round != round || digest_.empty() || settled_early_) return;
-  settled_early_ = true;
+  const auto found = pending_.find(round);
+  if (found == pending_.end() || !IsReserved(found->second)) return;
+  found->second.settled_early = true;
   method_->Settle(round, true);
   plain_.Settled(round, true);
   Record(EventKind::kSettled, round, Outcome::kIncluded);
 }
 
-// Computes a round anew that was lost with an earlier life.
+// Computes what was lost with an earlier life: all that is made of the state before the update.
 void Trainer::Replay(const v1::UpdateRecord& record) {
-  if (pending_ != nullptr && pending_->round == record.round()) return;
-  Compute();
+  const v1::RunSpec& spec = scene_->plan.spec;
+  while (computed_ < std::min(record.round() + spec.overlap(), spec.steps())) {
+    Compute(computed_ + 1);
+  }
   for (const v1::IncludedContribution& one : record.included()) {
-    if (one.node() != node_ || one.digest() == digest_) continue;
+    const bool same = one.digest() == pending_.at(record.round()).digest;
+    if (one.node() != node_ || same) continue;
     scene_->Fail(absl::StrCat(node_, " computes another contribution to round ", record.round(),
                               " than it did before"));
   }
@@ -196,39 +221,43 @@ void Trainer::Take(const CommittedUpdate& update, bool own_included) {
     Replay(record);
     own_included = false;
     for (const v1::IncludedContribution& one : record.included()) {
-      own_included |= one.node() == node_ && one.digest() == digest_;
+      own_included |= one.node() == node_ && one.digest() == pending_.at(record.round()).digest;
     }
   }
-  if (pending_ == nullptr) ++skipped_;
+  if (pending_.count(record.round()) == 0) ++skipped_;
   Settle(record.round(), own_included);
   UpdateRates rates;
   rates.lr = FloatOf(record.lr_bits());
   rates.weight_decay = FloatOf(record.weight_decay_bits());
   rates.norm = FloatOf(record.norm_bits());
-  const absl::Status applied = method_->Apply(rates, Pointers(update.pieces), Parts());
+  const absl::Status applied = method_->Apply(rates, Pointers(update.pieces), Parts(&parameters_));
   if (!applied.ok()) scene_->Fail(absl::StrCat(node_, ": ", applied.ToString()));
   round_ = record.round();
   sha256_ = record.sha256();
   Record(EventKind::kApplied, round_);
 }
 
-std::vector<TensorPart<float>> Trainer::Parts() {
+std::vector<TensorPart<float>> Trainer::Parts(Tensors* tensors) {
   std::vector<TensorPart<float>> parts;
-  for (uint32_t t = 0; t < parameters_.size(); ++t) {
-    parts.push_back({t, 0, absl::MakeSpan(parameters_[t])});
+  for (uint32_t t = 0; t < tensors->size(); ++t) {
+    parts.push_back({t, 0, absl::MakeSpan((*tensors)[t])});
   }
   return parts;
 }
 
 Trainer::Checkpoint Trainer::Save() const {
-  ISTHMUS_CHECK(pending_ == nullptr);
-  return {round_, sha256_, parameters_, std::make_shared<const DemoShard>(*method_),
-          std::make_shared<const PlainResidual>(plain_)};
+  return {round_,
+          sha256_,
+          parameters_,
+          std::make_shared<const DemoShard>(*method_),
+          std::make_shared<const PlainResidual>(plain_),
+          pending_};
 }
 
 void Trainer::Die() {
-  if (pending_ == nullptr || digest_.empty() || settled_early_) return;
-  Record(EventKind::kSettled, pending_->round, Outcome::kDropped);
+  for (const auto& [round, pending] : pending_) {
+    if (IsReserved(pending)) Record(EventKind::kSettled, round, Outcome::kDropped);
+  }
 }
 
 void Trainer::CheckResidual() {

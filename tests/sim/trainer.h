@@ -6,6 +6,7 @@ inline constexpr float kTarget = 0.5f;
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,12 @@ namespace isthmus::sim {
 
 class Trainer {
  public:
+  // A contribution (or an abstention) to a round that is not settled.
+  struct Pending {
+    std::shared_ptr<const Submission> submission;
+    std::string digest;  // of what it should have been; empty: nothing was reserved
+    bool settled_early = false;
+  };
   // What survives the process: one atomic set at a committed round. The start state is round 0.
   struct Checkpoint {
     uint64_t round = 0;
@@ -27,6 +34,7 @@ class Trainer {
     Tensors parameters;
     std::shared_ptr<const DemoShard> method;  // null: residual zero
     std::shared_ptr<const PlainResidual> plain;
+    std::map<uint64_t, Pending> pending;  // with overlap
   };
   static Checkpoint StartState(const Scene& scene);
 
@@ -38,13 +46,16 @@ class Trainer {
   uint64_t round() const { return round_; }
   const std::string& sha256() const { return sha256_; }
   uint64_t attempt() const { return attempt_; }
-  void set_attempt(uint64_t attempt) { attempt_ = attempt; }
+  // Also of what an earlier life computed.
+  void set_attempt(uint64_t attempt);
   std::string StateHash() const;
   const Tensors& parameters() const { return parameters_; }
 
-  // The contribution to the next round, made now. It stays until it is settled, for sending again.
-  std::shared_ptr<const Submission> Compute();
-  std::shared_ptr<const Submission> pending() const { return pending_; }
+  // The contribution to a round, made now. It stays until it is settled, for sending again.
+  std::shared_ptr<const Submission> Compute(uint64_t round);
+  // Null: there is none.
+  std::shared_ptr<const Submission> pending(uint64_t round) const;
+  const std::map<uint64_t, Pending>& all_pending() const { return pending_; }
   // An update has arrived. `own_included`: the agent's word that it has what this life sent; a
   // trainer that replays knows by itself.
   void Take(const CommittedUpdate& update, bool own_included);
@@ -59,10 +70,13 @@ class Trainer {
 
  private:
   Tensors Gradient(uint64_t round) const;
-  std::vector<TensorPart<float>> Parts();
+  static std::vector<TensorPart<float>> Parts(Tensors* tensors);
   void Settle(uint64_t round, bool included);
   void Replay(const v1::UpdateRecord& record);
   void Record(EventKind kind, uint64_t round, Outcome outcome = Outcome::kNone);
+  bool IsReserved(const Pending& pending) const {
+    return !pending.digest.empty() && !pending.settled_early;
+  }
   void CheckResidual();
 
   Scene* const scene_;
@@ -76,9 +90,8 @@ class Trainer {
   Tensors parameters_;
   std::unique_ptr<DemoShard> method_;
   PlainResidual plain_;
-  std::shared_ptr<const Submission> pending_;
-  std::string digest_;  // of what pending_ should have been; empty: nothing was reserved
-  bool settled_early_ = false;
+  std::map<uint64_t, Pending> pending_;
+  uint64_t computed_;  // the last round
   uint64_t skipped_ = 0;
 };
 

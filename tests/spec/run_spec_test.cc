@@ -198,6 +198,26 @@ TEST(RunSpecTest, DeterministicModeWaitsForAll) {
   ExpectRefused("deterministic: true timing { deadline_ms: 9 }", "timing.deadline_ms is 9; with");
 }
 
+TEST(RunSpecTest, OverlapGoesWithMethodsOfEveryStep) {
+  ExpectRefused("overlap: 3", "overlap is 3; give the rounds under way beside the oldest, 0 to 2");
+  ExpectRefused("look: 1", "look is 1; without overlap nothing is under way");
+  ExpectRefused("overlap: 1 look: 1.5",
+                "look is 1.5; give the share of the own step, 0 (off) to 1");
+  ExpectRefused("overlap: 1 look: nan", "look is nan; give");
+  ExpectRefused("overlap: 1 preset: 'full' look: 1",
+                "look is 1; codec.kind CODEC_KIND_DENSE sends");
+  ExpectRefused("overlap: 1 preset: 'full' deterministic: true", "overlap is 1; with codec.kind");
+  ExpectRefused("overlap: 1 preset: 'none' allow_drift: true", "overlap is 1; with allow_drift");
+  ExpectRefused("overlap: 1 preset: 'diloco'", "overlap is 1; with an outer optimizer");
+  for (const auto& [fields, look] : std::vector<std::pair<std::string, double>>{
+           {"overlap: 1", 1}, {"overlap: 2 look: 0", 0}, {"overlap: 2 preset: 'full'", 0}}) {
+    const auto spec = Parse(fields);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_TRUE(spec->has_look());
+    EXPECT_EQ(spec->look(), look) << fields;
+  }
+}
+
 TEST(RunSpecTest, WhatHasNoEffectIsRefused) {
   const auto refusal = [](const std::string& codec, const std::string& optimizer) {
     const auto spec = ParseRunSpec(absl::StrCat("run: 'r' steps: 9 nodes { name: 'a' } ", codec,

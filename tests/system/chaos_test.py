@@ -17,6 +17,13 @@ LIMIT_S = 55
 
 class Chaos(SystemCase):
     def test_a_run_with_kills_ends_as_one_without(self):
+        self.disturb()
+
+    def test_with_two_rounds_under_way_too(self):
+        self.disturb("overlap: 1")
+
+    def disturb(self, more=""):
+        """The same run without kills and with them. `more`: lines of its spec."""
         deadline = time.monotonic() + LIMIT_S
         seed = random.randrange(10**6)
         print(f"seed {seed}", flush=True)
@@ -24,7 +31,9 @@ class Chaos(SystemCase):
         states = {}
         for kills in ({}, kinds):
             name = "disturbed" if kills else "undisturbed"
-            cluster = self.cluster({"a": 1, "b": 2}, steps=ROUNDS, deterministic=True, name=name)
+            cluster = self.cluster(
+                {"a": 1, "b": 2}, steps=ROUNDS, deterministic=True, name=name, more=more
+            )
             run = SupervisedRun(cluster, self.text, checkpoint_every=4)
             run.start()
             done = kill_at_random(run, random.Random(seed), kills, ROUNDS, deadline, print)

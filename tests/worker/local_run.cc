@@ -79,31 +79,38 @@ class LocalClient final : public RankClient {
     applied_ = request.last_round();
     return FetchSpec();
   }
-  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply) override {
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply,
+                                                            uint64_t own_through) override {
+    using Opened = std::optional<v1::RoundOpened>;
     std::unique_lock<std::mutex> lock(run_->mutex_);
     for (;;) {
-      if (run_->updates_.size() > applied_) {
+      const uint64_t committed = run_->updates_.size();
+      const uint64_t next = std::max(opened_, committed) + 1;
+      const bool is_open = next <= Rounds(run_->spec_) && Base(next) <= committed;
+      if (committed > applied_ && (!is_open || applied_ < Base(next))) {
+        if (!is_open && applied_ < own_through) return Opened(v1::RoundOpened());
         lock.unlock();
         const auto update = WaitUpdate();
         if (const absl::Status applied = apply(*update); !applied.ok()) return applied;
         lock.lock();
         continue;
       }
-      if (applied_ == Rounds(run_->spec_)) return std::optional<v1::RoundOpened>();
-      if (opened_ < applied_ + 1) return std::optional<v1::RoundOpened>(Open());
+      if (is_open) return Opened(Open(next));
+      if (applied_ == Rounds(run_->spec_)) return Opened();
       run_->changed_.wait(lock);
     }
   }
-  absl::StatusOr<std::optional<Next>> WaitNext() override {
+  absl::StatusOr<std::optional<Next>> WaitNext(uint64_t round) override {
     std::unique_lock<std::mutex> lock(run_->mutex_);
-    if (applied_ == Rounds(run_->spec_)) return std::optional<Next>();
-    const bool closed = run_->updates_.size() > applied_;
-    return std::optional<Next>({Open(), closed});
+    if (round > Rounds(run_->spec_)) return std::optional<Next>();
+    run_->changed_.wait(lock, [&] { return Base(round) <= run_->updates_.size(); });
+    const bool closed = run_->updates_.size() >= round;
+    return std::optional<Next>({Open(round), closed});
   }
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
               const Work& work) override {
     counters_.bytes_up += Size(pieces);
-    submitted_ = opened.round();
+    submitted_.insert(opened.round());
     run_->Done(node_, opened.round(), {std::move(pieces), work, ""});
   }
   void Abstain(const v1::RoundOpened& opened, const std::string& reason) override {
@@ -120,7 +127,8 @@ class LocalClient final : public RankClient {
     update.committed = run_->updates_[applied_++];
     for (const auto& included : update.committed->record.included()) {
       // As an agent says it: whether what the present trainers sent was merged.
-      update.included |= included.node() == node_ && submitted_ == update.committed->record.round();
+      update.included |=
+          included.node() == node_ && submitted_.count(update.committed->record.round()) > 0;
     }
     counters_.bytes_down += Size(update.committed->pieces);
     return update;
@@ -142,12 +150,15 @@ class LocalClient final : public RankClient {
   SessionCounters counters() const override { return counters_; }
 
  private:
-  // The round after the last one taken. With the lock held.
-  v1::RoundOpened Open() {
-    opened_ = applied_ + 1;
+  uint64_t Base(uint64_t round) const {
+    return round - std::min<uint64_t>(round, 1 + run_->spec_.overlap());
+  }
+  // With the lock held.
+  v1::RoundOpened Open(uint64_t round) {
+    opened_ = round;
     v1::RoundOpened opened;
     opened.set_round(opened_);
-    opened.set_base_round(applied_);
+    opened.set_base_round(Base(round));
     opened.set_step(StepAfterRound(run_->spec_, opened_));
     opened.set_lr_bits(BitsOf(RoundLearningRate(run_->spec_, opened_)));
     return opened;
@@ -157,7 +168,7 @@ class LocalClient final : public RankClient {
   std::string node_;
   int rank_;
   uint64_t opened_ = 0;
-  uint64_t submitted_ = 0;
+  std::set<uint64_t> submitted_;
   uint64_t applied_ = 0;
   SessionCounters counters_;
 };
@@ -191,14 +202,16 @@ absl::Status LocalRun::Join(const v1::JoinRunRequest& request) {
     grid_ = *std::move(grid);
   }
   joins_.push_back(request);
+  // What earlier trainers sent for rounds that are still open is sent again.
+  for (auto& [round, nodes] : open_) nodes.erase(request.node());
   return absl::OkStatus();
 }
 
 void LocalRun::Done(const std::string& node, uint64_t round, RankPart part) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (round <= updates_.size() && closes_without_[round].count(node) > 0) return;  // too late
-  ISTHMUS_CHECK(round == updates_.size() + 1);
-  NodeRound& mine = round_[node];
+  ISTHMUS_CHECK(round > updates_.size() && round <= updates_.size() + 1 + spec_.overlap());
+  NodeRound& mine = open_[round][node];
   ++mine.ranks_done;
   for (std::string& piece : part.pieces) mine.pieces.push_back(std::move(piece));
   mine.work.tokens += part.work.tokens;
@@ -207,10 +220,17 @@ void LocalRun::Done(const std::string& node, uint64_t round, RankPart part) {
     mine.abstained = true;
     abstain_reasons_.push_back(part.abstain_reason);
   }
+  while (IsComplete(updates_.size() + 1)) Commit(updates_.size() + 1);
+}
+
+bool LocalRun::IsComplete(uint64_t round) {
+  if (open_.count(round) == 0) return false;
   for (const auto& [name, ranks] : ranks_of_node_) {
-    if (round_[name].ranks_done < ranks && closes_without_[round].count(name) == 0) return;
+    if (open_[round][name].ranks_done < ranks && closes_without_[round].count(name) == 0) {
+      return false;
+    }
   }
-  Commit(round);
+  return true;
 }
 
 // The values of UpdateForm::kAggregate, in F32 or as spec_.codec().reply() says.
@@ -240,12 +260,12 @@ void LocalRun::Commit(uint64_t round) {
   v1::UpdateRecord& record = update->record;
   record.set_run(spec_.run());
   record.set_round(round);
-  record.set_base_round(round - 1);
+  record.set_base_round(round - std::min<uint64_t>(round, 1 + spec_.overlap()));
   record.set_step(StepAfterRound(spec_, round));
   record.set_lr_bits(BitsOf(RoundLearningRate(spec_, round)));
   record.set_weight_decay_bits(BitsOf(spec_.optimizer().weight_decay()));
   std::vector<std::vector<Components>> senders;  // ascending by node
-  for (const auto& [node, mine] : round_) {
+  for (const auto& [node, mine] : open_[round]) {
     if (!mine.abstained) works_[round][node] = mine.work;
     const std::vector<std::string>& out = left_out_[round];
     if (mine.abstained || std::find(out.begin(), out.end(), node) != out.end()) continue;
@@ -279,7 +299,7 @@ void LocalRun::Commit(uint64_t round) {
   }
   if (!updates_.empty()) record.set_previous_sha256(updates_.back()->record.sha256());
   record.set_sha256(UpdateRecordSha256(record));
-  round_.clear();
+  open_.erase(round);
   updates_.push_back(std::move(update));
   changed_.notify_all();
 }

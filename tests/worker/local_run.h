@@ -1,7 +1,8 @@
 // A run inside one process, for tests of the trainer: stands in for agent and coordinator behind
 // RankClient. It merges as the coordinator does (ascending node, kernels' MergeBySenders; with an
 // outer optimizer kernels/aggregate.h, for runs with PLACEMENT_REPLICATED) and
-// publishes a round when every rank of every node has submitted or abstained.
+// publishes a round when every rank of every node has submitted or abstained. With overlap rounds
+// open and are published as there.
 //
 //   LocalRun run(spec, {{"a", 2}, {"b", 2}});
 //   ... one thread a rank: Trainer with run.Client("a", 0) ...
@@ -73,7 +74,9 @@ class LocalRun {
 
   absl::Status Join(const v1::JoinRunRequest& request);
   void Done(const std::string& node, uint64_t round, RankPart part);
-  void Commit(uint64_t round);  // with the lock held
+  // With the lock held.
+  bool IsComplete(uint64_t round);
+  void Commit(uint64_t round);
   std::vector<std::string> Aggregate(const std::vector<std::vector<Components>>& senders) const;
 
   v1::RunSpec spec_;
@@ -83,7 +86,7 @@ class LocalRun {
   std::optional<Grid> grid_;
   std::vector<v1::JoinRunRequest> joins_;
   std::map<std::string, uint64_t> checkpointed_;
-  std::map<std::string, NodeRound> round_;  // of the open round, by node
+  std::map<uint64_t, std::map<std::string, NodeRound>> open_;  // of open rounds, by node
   std::map<uint64_t, std::vector<std::string>> left_out_;
   std::map<uint64_t, std::set<std::string>> closes_without_;
   std::map<uint64_t, std::map<std::string, Work>> works_;

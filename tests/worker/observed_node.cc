@@ -26,14 +26,18 @@ class ObservedClient final : public RankClient {
     }
     return joined;
   }
-  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply) override {
-    return client_->WaitOpened([&](const Update& update) {
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate& apply,
+                                                            uint64_t own_through) override {
+    const auto observed = [&](const Update& update) {
       const absl::Status applied = apply(update);
       if (applied.ok()) Applied(update);
       return applied;
-    });
+    };
+    return client_->WaitOpened(observed, own_through);
   }
-  absl::StatusOr<std::optional<Next>> WaitNext() override { return client_->WaitNext(); }
+  absl::StatusOr<std::optional<Next>> WaitNext(uint64_t round) override {
+    return client_->WaitNext(round);
+  }
   void Submit(const v1::RoundOpened& opened, std::vector<std::string> pieces,
               const Work& work) override {
     {

@@ -190,6 +190,43 @@ TEST_F(RecoveryTest, DeterministicModeReplaysWhatWasLost) {
   }
 }
 
+// With overlap what was under way at the checkpoint is sent again, and what followed is computed.
+TEST_F(RecoveryTest, WhatWasUnderWayIsRepeated) {
+  for (const uint32_t overlap : {1u, 2u}) {
+    for (const auto& [ranks, every] : std::vector<std::pair<int, uint64_t>>{{1, 0}, {2, 4}}) {
+      SCOPED_TRACE(testing::Message() << "overlap " << overlap << " every " << every);
+      v1::RunSpec spec = Spec("demo", /*deterministic=*/true);
+      spec.set_overlap(overlap);
+      ASSERT_TRUE(CompleteRunSpec(&spec).ok());
+      LocalRun whole(spec, {{"a", ranks}, {"b", 1}});
+      const Trained undisturbed = Train(&whole, ranks, kSteps, 0);
+      ASSERT_TRUE(undisturbed.status.ok()) << undisturbed.status;
+
+      const std::string name = std::to_string(overlap) + "-" + std::to_string(every);
+      LocalRun run(spec, {{"a", ranks}, {"b", 1}});
+      EXPECT_EQ(Train(&run, ranks, 10, every, name).status.code(), absl::StatusCode::kCancelled);
+      const Trained resumed = Train(&run, ranks, kSteps, every, name);
+      ASSERT_TRUE(resumed.status.ok()) << resumed.status;
+      EXPECT_GE(SummaryOf(resumed).replayed_rounds, every == 0 ? 10u : 2u);
+      EXPECT_EQ(SummaryOf(resumed).fresh_residuals, 0u);
+      ExpectSameState(undisturbed, resumed);
+    }
+  }
+  // Without deterministic mode it is of another life, and given up.
+  v1::RunSpec spec = Spec("demo", /*deterministic=*/false);
+  spec.set_overlap(1);
+  ASSERT_TRUE(CompleteRunSpec(&spec).ok());
+  LocalRun run(spec, {{"a", 2}, {"b", 1}});
+  EXPECT_EQ(Train(&run, 2, 10, 4, "fresh").status.code(), absl::StatusCode::kCancelled);
+  const Trained resumed = Train(&run, 2, kSteps, 4, "fresh");
+  ASSERT_TRUE(resumed.status.ok()) << resumed.status;
+  for (const TrainSummary& summary : resumed.summaries) {
+    EXPECT_EQ(summary.fresh_residuals, 1u);
+    EXPECT_GT(summary.fresh_residual_norm, 0);
+    EXPECT_EQ(summary.state_sha256, resumed.summaries[0].state_sha256);
+  }
+}
+
 // Another batch would be another contribution: what it left behind is not known.
 TEST_F(RecoveryTest, AContributionThatCannotBeComputedAgainCostsTheResidual) {
   const v1::RunSpec spec = Spec("demo", /*deterministic=*/true);

@@ -58,10 +58,10 @@ class StateClient final : public RankClient {
 
   absl::StatusOr<v1::JoinRunResponse> FetchSpec() override { return No(); }
   absl::StatusOr<v1::JoinRunResponse> Join(const v1::JoinRunRequest&) override { return No(); }
-  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate&) override {
+  absl::StatusOr<std::optional<v1::RoundOpened>> WaitOpened(const ApplyUpdate&, uint64_t) override {
     return No();
   }
-  absl::StatusOr<std::optional<Next>> WaitNext() override { return No(); }
+  absl::StatusOr<std::optional<Next>> WaitNext(uint64_t) override { return No(); }
   void Submit(const v1::RoundOpened&, std::vector<std::string>, const Work&) override {}
   void Abstain(const v1::RoundOpened&, const std::string&) override {}
   absl::StatusOr<Update> WaitUpdate() override { return No(); }

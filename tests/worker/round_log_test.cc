@@ -76,13 +76,12 @@ class RoundLogTest : public ::testing::Test {
 
 TEST_F(RoundLogTest, GivesARankWhatItLacksInOrder) {
   RoundLog log(4, 1 << 20);
-  EXPECT_EQ(log.open_round(), nullptr);
+  EXPECT_EQ(log.OpenedEvent(5), nullptr);
   const CommittedUpdate five = Update(5, Sha256Of("4")), six = Update(6, five.record.sha256());
   log.Opened(Opened(5));
-  ASSERT_NE(log.open_round(), nullptr);
-  EXPECT_EQ(log.open_round()->round(), 5U);
+  ASSERT_NE(log.OpenedEvent(5), nullptr);
+  EXPECT_EQ(log.OpenedEvent(5)->opened().round(), 5U);
   log.Committed(grid_, five, true);
-  EXPECT_EQ(log.open_round(), nullptr);
   log.Opened(Opened(6));
   log.Committed(grid_, six, false);
   log.Committed(grid_, six, false);

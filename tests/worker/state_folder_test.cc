@@ -25,7 +25,9 @@ TEST(StateFolderTest, KeepsSecretAndLastContribution) {
     secret = (*state)->secret();
     EXPECT_EQ(secret.size(), 32U);
     EXPECT_TRUE((*state)->durable());
-    EXPECT_EQ((*state)->sent().round, 0U);
+    EXPECT_EQ((*state)->SentFor(7).round, 0U);
+    EXPECT_TRUE((*state)->SaveSent({4, 3, Sha256Of("long ago")}).ok());
+    EXPECT_TRUE((*state)->SaveSent({5, 3, Sha256Of("a while ago")}).ok());
     EXPECT_TRUE((*state)->SaveSent({6, 3, Sha256Of("before")}).ok());
     EXPECT_TRUE((*state)->SaveSent({7, 3, digest}).ok());
   }
@@ -35,9 +37,13 @@ TEST(StateFolderTest, KeepsSecretAndLastContribution) {
   const auto state = StateFolder::Open(path);
   ASSERT_TRUE(state.ok()) << state.status();
   EXPECT_EQ((*state)->secret(), secret);
-  EXPECT_EQ((*state)->sent().round, 7U);
-  EXPECT_EQ((*state)->sent().attempt, 3U);
-  EXPECT_EQ((*state)->sent().digest, digest);
+  EXPECT_EQ((*state)->SentFor(7).round, 7U);
+  EXPECT_EQ((*state)->SentFor(7).attempt, 3U);
+  EXPECT_EQ((*state)->SentFor(7).digest, digest);
+  // As many as may be under way at once.
+  EXPECT_EQ((*state)->SentFor(6).digest, Sha256Of("before"));
+  EXPECT_EQ((*state)->SentFor(5).digest, Sha256Of("a while ago"));
+  EXPECT_EQ((*state)->SentFor(4).round, 0U);
 }
 
 TEST(StateFolderTest, BelongsToOneProcess) {
@@ -67,7 +73,7 @@ TEST(StateFolderTest, WithoutAPathEachProcessHasItsOwnSecret) {
   EXPECT_FALSE((*one)->durable());
   EXPECT_NE((*one)->secret(), (*other)->secret());
   EXPECT_TRUE((*one)->SaveSent({1, 1, Sha256Of("x")}).ok());
-  EXPECT_EQ((*one)->sent().round, 1U);
+  EXPECT_EQ((*one)->SentFor(1).round, 1U);
 }
 
 }  // namespace

@@ -72,6 +72,13 @@ BENCHMARKS = {
         timeout_min=15,
         about="outer steps beside a copy of the same bytes; decoding and folding",
     ),
+    "overlap_wait": Benchmark(
+        script="overlap_wait.py",
+        targets=["//:coordinator", "//:agent", "//:trainer", "//tools/wan:relay"],
+        environment=None,
+        timeout_min=15,
+        about="waiting in a step with overlap 0, 1, 2 behind lines of 150 ms",
+    ),
     "parity": Benchmark(
         script="parity.py",
         targets=["//:coordinator", "//:agent", "//:trainer"],

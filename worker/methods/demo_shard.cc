@@ -121,6 +121,7 @@ absl::StatusOr<std::vector<std::string>> DemoShard::Encode(
   for (auto& [_, older] : pending_) older.decay *= options_.codec.beta();
   Pending& reserved = pending_[round];
   reserved.pieces = EncodeBlocks(round, eta, data);
+  reserved.lr = lr;
   return reserved.pieces;
 }
 
@@ -131,8 +132,7 @@ void DemoShard::Settle(uint64_t round, bool included) {
   pending_.erase(found);
 }
 
-void DemoShard::GiveBack(uint64_t round, const Pending& pending) {
-  const float scale = pending.decay * options_.codec.alpha();
+void DemoShard::ForEachSent(uint64_t round, const Pending& pending, const UseSent& use) const {
   const Decoder decode = DecoderOf(round);
   ParallelFor(pending.pieces.size(), threads(), [&](size_t i) {
     const absl::StatusOr<PieceView> piece = OpenPiece(grid(), pending.pieces[i]);
@@ -145,20 +145,47 @@ void DemoShard::GiveBack(uint64_t round, const Pending& pending) {
           ISTHMUS_CHECK(held != nullptr);
           scratch.resize(place.shape.elements());
           decode(place, sent, absl::MakeSpan(scratch));
-          AddScaledChunk(place.shape, scale, scratch,
-                         residual_[held->part].data() + held_->OffsetInPart(*held, place),
-                         place.stride);
+          use(place, held->part, held_->OffsetInPart(*held, place), absl::MakeSpan(scratch));
           return absl::OkStatus();
         });
     ISTHMUS_CHECK(status.ok());
   });
 }
 
+void DemoShard::GiveBack(uint64_t round, const Pending& pending) {
+  const float scale = pending.decay * options_.codec.alpha();
+  ForEachSent(
+      round, pending,
+      [&](const ChunkPlace& place, uint32_t part, uint64_t offset, absl::Span<float> values) {
+        AddScaledChunk(place.shape, scale, values, residual_[part].data() + offset, place.stride);
+      });
+}
+
+absl::Status DemoShard::LookAhead(float look,
+                                  const std::vector<TensorPart<float>>& parameters) const {
+  ISTHMUS_ASSIGN_OR_RETURN(const std::vector<absl::Span<float>> data,
+                           held_->MatchAllParts(parameters));
+  for (const auto& [round, pending] : pending_) {
+    const float scale = -(look * pending.lr);
+    ForEachSent(round, pending,
+                [&](const ChunkPlace& place, uint32_t part, uint64_t offset, absl::Span<float> u) {
+                  if (options_.codec.sign()) SignInPlace(u);
+                  AddScaledChunk(place.shape, scale, u, data[part].data() + offset, place.stride);
+                });
+  }
+  return absl::OkStatus();
+}
+
+const std::vector<std::string>* DemoShard::Sent(uint64_t round) const {
+  const auto found = pending_.find(round);
+  return found == pending_.end() ? nullptr : &found->second.pieces;
+}
+
 MethodState DemoShard::State() const {
   MethodState state = Method::State();
   state.residual = residual_;
   for (const auto& [round, pending] : pending_) {
-    state.pending.push_back({round, pending.decay, pending.pieces});
+    state.pending.push_back({round, pending.decay, pending.pieces, pending.lr});
   }
   return state;
 }
@@ -172,7 +199,7 @@ absl::Status DemoShard::SetState(MethodState state) {
   std::map<uint64_t, Pending> pending;
   for (PendingContribution& sent : state.pending) {
     ISTHMUS_RETURN_IF_ERROR(CheckPendingPieces(*held_, sent.pieces));
-    pending[sent.round] = {std::move(sent.pieces), sent.decay};
+    pending[sent.round] = {std::move(sent.pieces), sent.decay, sent.lr};
   }
   std::vector<std::vector<float>> residual = std::move(state.residual);
   ISTHMUS_RETURN_IF_ERROR(Method::SetState(std::move(state)));

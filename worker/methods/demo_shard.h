@@ -34,6 +34,11 @@ class DemoShard : public Method {
                      const std::vector<TensorPart<float>>& parameters) override;
   MethodState State() const override;
   absl::Status SetState(MethodState state) override;
+  // y <- y - look * lr_s * u, with u the sign of decode(sent of round s) or, with the sign off,
+  // that itself.
+  absl::Status LookAhead(float look,
+                         const std::vector<TensorPart<float>>& parameters) const override;
+  const std::vector<std::string>* Sent(uint64_t round) const override;
   bool keeps_own() const override { return true; }
   double ResidualSquares() const override;
   void DropResidual() override;
@@ -62,6 +67,7 @@ class DemoShard : public Method {
   struct Pending {
     std::vector<std::string> pieces;  // as sent
     float decay = 1.0f;               // product of the betas applied to the residual since
+    float lr = 0.0f;                  // of its round
   };
 
   absl::Status CheckGradients(float eta, const std::vector<absl::Span<const float>>& data) const;
@@ -69,6 +75,11 @@ class DemoShard : public Method {
   void EncodeBlock(const HeldBlock& held, float eta, absl::Span<const float> gradient,
                    std::vector<Components>* components);
   void GiveBack(uint64_t round, const Pending& pending);
+  // Calls `use` with the decoded values of every chunk of it, and where the chunk lies in its part;
+  // from several threads.
+  using UseSent = std::function<void(const ChunkPlace& place, uint32_t part, uint64_t offset,
+                                     absl::Span<float> values)>;
+  void ForEachSent(uint64_t round, const Pending& pending, const UseSent& use) const;
 
   std::map<uint64_t, Pending> pending_;  // by round; at most kPendingRoundsMax
 };

@@ -44,6 +44,7 @@ struct PendingContribution {
   uint64_t round = 0;
   float decay = 1.0f;               // product of the betas applied to the residual since
   std::vector<std::string> pieces;  // as sent
+  float lr = 0.0f;                  // of its round
 };
 
 // Local steps behind a delta, and the tokens they read on this rank.
@@ -117,6 +118,22 @@ class Method {
   // whether there is feedback, outer.kind and placement must be the same; the grid has its codec
   // already (Grid::TakeCodec).
   virtual void TakeSpec(const v1::RunSpec& spec);
+
+  // Moves `parameters` (all parts held) by `look` times the steps that this node's unsettled
+  // contributions would make alone, oldest first, at the learning rates of their rounds: where the
+  // next gradient is computed when updates come late (RunSpec.overlap). A function of what was
+  // sent, so a restart repeats it. INVALID_ARGUMENT: other parts.
+  virtual absl::Status LookAhead(float look,
+                                 const std::vector<TensorPart<float>>& parameters) const {
+    (void)look;
+    (void)parameters;
+    return absl::OkStatus();  // of methods that cannot know their step before the merge
+  }
+  // What was sent for a round that is not settled; null: nothing. Valid until it is.
+  virtual const std::vector<std::string>* Sent(uint64_t round) const {
+    (void)round;
+    return nullptr;
+  }
 
   // Whether it matters later what this node sent: a node that starts again from an older state must
   // then compute its lost contributions anew, or do without what they left behind.

@@ -1,10 +1,11 @@
 """Everything is killed at random moments, in deterministic mode and without.
 
-chaos        The final state must be that of the same run undisturbed, bit for bit.
-chaos_diloco The same with local steps and a hosted model.
-chaos_loose  Without deterministic mode and with a quorum of 1 of 2: replicas equal, the ledger of
-             contributions exact (I1 to I4 over what agents and store recorded), and the final loss
-             within what seeds differ by.
+chaos          The final state must be that of the same run undisturbed, bit for bit.
+chaos_diloco   The same with local steps and a hosted model.
+chaos_overlap  The same with two rounds under way at once.
+chaos_loose    Without deterministic mode and with a quorum of 1 of 2: replicas equal, the ledger of
+               contributions exact (I1 to I4 over what agents and store recorded), and the final
+               loss within what seeds differ by.
 """
 
 import random
@@ -47,6 +48,11 @@ def chaos_diloco(bench):
     """The same with five local steps a round and a model that the coordinator hosts."""
     more = f"schedule {{ local_steps: {LOCAL_STEPS} }}"
     _chaos(bench, "chaos_diloco", local_steps=LOCAL_STEPS, preset="diloco", more=more)
+
+
+def chaos_overlap(bench):
+    """The same with updates that come a round late, and the look ahead."""
+    _chaos(bench, "chaos_overlap", local_steps=1, more="overlap: 1")
 
 
 def _chaos(bench, name, local_steps, **spec):
@@ -127,4 +133,9 @@ def chaos_loose(bench):
     )  # fmt: skip
 
 
-CASES = {"chaos": chaos, "chaos_diloco": chaos_diloco, "chaos_loose": chaos_loose}
+CASES = {
+    "chaos": chaos,
+    "chaos_diloco": chaos_diloco,
+    "chaos_overlap": chaos_overlap,
+    "chaos_loose": chaos_loose,
+}
