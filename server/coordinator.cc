@@ -390,26 +390,6 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   return absl::OkStatus();
 }
 
-WatchEvent Coordinator::OpenedEventLocked(const std::string& node, uint64_t round) const {
-  auto event = std::make_shared<v1::WatchUpdatesResponse>();
-  v1::RoundOpened* opened = event->mutable_opened();
-  opened->set_round(round);
-  opened->set_base_round(machine_.BaseOf(round));
-  opened->set_step(revisions_.StepAfter(round));
-  opened->set_spec_revision(revisions_.RevisionOf(round));
-  opened->set_lr_bits(LearningRateBits(round));
-  opened->set_snapshot(snapshot_plan_.DutyOf(node, round));
-  const int64_t left_ms = machine_.CloseLeftMs(NowMs(), round);
-  opened->set_deadline_ms(left_ms < 0 ? 0 : static_cast<uint32_t>(std::max<int64_t>(1, left_ms)));
-  return event;
-}
-
-void Coordinator::SendOpenedLocked(const std::string& node, uint64_t round) {
-  const NodeState& state = nodes_[node];
-  if (state.watch == nullptr) return;
-  deliveries_.push_back({state.watch, {OpenedEventLocked(node, round)}, absl::nullopt});
-}
-
 void Coordinator::AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,
                                std::vector<WatchEvent>* events) {
   const size_t at = events->size();

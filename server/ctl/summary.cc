@@ -122,8 +122,12 @@ std::string SummaryOf(const v1::Run& run, const std::vector<v1::Node>& nodes) {
     return absl::StrCat(name, " has not begun: for ", span, " it has waited for ", Whom(run, first),
                         ".");
   }
+  const std::string later =
+      run.newest_open_round() == 0
+          ? ""
+          : absl::StrCat(" (up to ", Grouped(run.newest_open_round()), " are open)");
   const std::string round =
-      absl::StrCat("round ", Grouped(run.open_round()), " of ", Grouped(run.steps()));
+      absl::StrCat("round ", Grouped(run.open_round()), " of ", Grouped(run.steps()), later);
   if (run.waiting_nodes().empty())
     return absl::StrCat(name, " runs: ", round, " is being committed.");
   if (StandsStill(run)) {

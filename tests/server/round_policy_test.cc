@@ -68,6 +68,7 @@ class RandomRun {
     for (int64_t i = 0; i < nodes; ++i) settings_.nodes.push_back(absl::StrCat("n", i));
     settings_.quorum = static_cast<uint32_t>(Below(2) == 0 ? nodes : 1 + Below(nodes));
     settings_.steps = 1000;
+    settings_.overlap = static_cast<uint32_t>(Below(3));
     settings_.lease_ms = 3000;
     settings_.grace_ms = 500;
     return settings_;
@@ -79,6 +80,10 @@ class RandomRun {
     if (machine_.committing_round() != 0 && Below(3) == 0) {
       return RoundPersisted{machine_.committing_round()};
     }
+    const uint64_t oldest = machine_.open_round();
+    const int64_t open =
+        oldest == 0 ? 1 : static_cast<int64_t>(machine_.newest_round() - oldest) + 1;
+    const uint64_t round = oldest + static_cast<uint64_t>(Below(open));
     switch (Below(12)) {
       case 0:
       case 1:
@@ -86,9 +91,9 @@ class RandomRun {
       case 2:
         return NodeAcknowledged{node, machine_.committed_round()};
       case 3:
-        return NodeAbstained{node, "nothing"};
+        return NodeAbstained{node, "nothing", round};
       case 4:
-        return ContributionRefused{node, "wrong"};
+        return ContributionRefused{node, "wrong", round};
       case 5:
         return NodeLeft{node, ""};
       case 6:
@@ -98,14 +103,17 @@ class RandomRun {
       case 8:
         return NodePolicySet{node, NodePolicy::kNone, ""};
       default:
-        return ContributionComplete{node, "d"};
+        return ContributionComplete{node, "d", round};
     }
   }
 
   void Step(const RoundEvent& event) {
     if (const auto* said = std::get_if<NodePolicySet>(&event)) Note(*said);
     const auto* complete = std::get_if<ContributionComplete>(&event);
-    if (complete != nullptr && machine_.Admits(complete->node)) counted_.insert(complete->node);
+    if (complete != nullptr && machine_.Admits(complete->node, complete->round)) {
+      counted_[complete->round == 0 ? machine_.open_round() : complete->round].insert(
+          complete->node);
+    }
     for (const RoundEffect& effect : machine_.Step(event, now_ms_)) {
       std::visit([this](const auto& known) { Check(known); }, effect);
     }
@@ -119,7 +127,10 @@ class RandomRun {
   void Note(const NodePolicySet& said) {
     last_round_[said.node] =
         said.policy == NodePolicy::kDrain ? machine_.LastRoundOf(said.node) : 0;
-    if (said.policy == NodePolicy::kEvict && machine_.open_round() != 0) counted_.erase(said.node);
+    if (said.policy != NodePolicy::kEvict) return;
+    for (auto& [round, nodes] : counted_) {
+      if (machine_.IsOpen(round)) nodes.erase(said.node);
+    }
   }
 
   // Whether the node may be a member of the round, by what was said of it.
@@ -130,7 +141,6 @@ class RandomRun {
   }
 
   void Check(const OpenRound& effect) {
-    counted_.clear();
     for (const std::string& node : effect.members) EXPECT_TRUE(MayTakePart(node, effect.round));
   }
   void Check(const TakeIn& effect) { EXPECT_TRUE(MayTakePart(effect.node, effect.round)); }
@@ -138,7 +148,8 @@ class RandomRun {
     EXPECT_EQ(machine_.PolicyOf(effect.node), NodePolicy::kEvict);
   }
   void Check(const CommitRound& effect) {
-    const std::vector<std::string> counted(counted_.begin(), counted_.end());
+    const std::set<std::string>& nodes = counted_[effect.round];
+    const std::vector<std::string> counted(nodes.begin(), nodes.end());
     EXPECT_EQ(effect.included, counted);
     const bool all = settings_.quorum == settings_.nodes.size();
     if (!all && !effect.is_void) {
@@ -146,10 +157,11 @@ class RandomRun {
     }
     EXPECT_EQ(effect.included.empty(), effect.is_void);
     for (const std::string& node : effect.next_members) {
-      EXPECT_TRUE(MayTakePart(node, effect.round + 1));
+      EXPECT_TRUE(MayTakePart(node, effect.round + 1 + settings_.overlap));
     }
   }
-  void Check(const PublishRound&) {}
+  // In order, one after the other.
+  void Check(const PublishRound& effect) { EXPECT_EQ(effect.round, ++published_); }
   void Check(const EndLease&) {}
   void Check(const FinishRun&) {}
 
@@ -171,7 +183,8 @@ class RandomRun {
   RoundMachine machine_;
   int64_t now_ms_ = 0;
   uint64_t incarnation_ = 0;
-  std::set<std::string> counted_;  // complete in the open round
+  uint64_t published_ = 0;
+  std::map<uint64_t, std::set<std::string>> counted_;  // complete, by round
   std::map<std::string, uint64_t> last_round_;
 };
 
