@@ -372,14 +372,10 @@ absl::Status ReadWork(const SafetensorsFile& file, MethodState* method) {
 // Ranks reserve and settle the same rounds, each its part of them.
 absl::Status JoinPending(const std::string& path, std::vector<PendingContribution> part,
                          std::vector<PendingContribution>* whole) {
-  if (whole->empty()) {
-    *whole = std::move(part);
-    return absl::OkStatus();
-  }
   bool same = part.size() == whole->size();
   for (size_t i = 0; same && i < part.size(); ++i) {
     PendingContribution& sent = (*whole)[i];
-    same = part[i].round == sent.round && part[i].decay == sent.decay;
+    same = part[i].round == sent.round && part[i].decay == sent.decay && part[i].lr == sent.lr;
     for (std::string& piece : part[i].pieces) sent.pieces.push_back(std::move(piece));
   }
   if (same) return absl::OkStatus();
@@ -410,6 +406,10 @@ absl::StatusOr<TrainState> StateOf(const Files& files, const std::vector<StatePa
     TextReader texts(&file->metadata());
     std::vector<PendingContribution> pending;
     ISTHMUS_RETURN_IF_ERROR(ReadPending(*file, texts.Text(kPendingKey), &pending));
+    if (file == files.front()) {
+      method.pending = std::move(pending);
+      continue;
+    }
     ISTHMUS_RETURN_IF_ERROR(JoinPending(file->path(), std::move(pending), &method.pending));
   }
   method.work.tokens = tokens;

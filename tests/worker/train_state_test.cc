@@ -171,6 +171,14 @@ TEST_F(TrainStateTest, AnotherNumberOfRanksReadsItsShareOfASet) {
   ASSERT_TRUE(WriteTrainState(paths[1], second).ok());
   EXPECT_THAT(std::string(refused({{"a", 0, 1}}).message()), HasSubstr("another trainer group"));
   second.facts.group_id = first.facts.group_id;
+  second.method.pending[0].lr = 0.5f;
+  ASSERT_TRUE(WriteTrainState(paths[1], second).ok());
+  EXPECT_EQ(refused({{"a", 0, 1}}).code(), absl::StatusCode::kDataLoss);
+  TrainState idle = first;  // has nothing under way, while the other rank has
+  idle.method.pending.clear();
+  ASSERT_TRUE(WriteTrainState(paths[0], idle).ok());
+  EXPECT_EQ(refused({{"a", 0, 1}}).code(), absl::StatusCode::kDataLoss);
+  ASSERT_TRUE(WriteTrainState(paths[0], first).ok());
   second.method.pending[0].round = 11;
   ASSERT_TRUE(WriteTrainState(paths[1], second).ok());
   EXPECT_EQ(refused({{"a", 0, 1}}).code(), absl::StatusCode::kDataLoss);
