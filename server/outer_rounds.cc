@@ -37,22 +37,20 @@ absl::Status Coordinator::CheckOuterHeader(const v1::SubmitHeader& header) const
                                 " (", FloatOf(lr_bits), "), as its opening said"));
   }
   const v1::RunSpec& spec = revisions_.SpecOf(header.round());
-  const v1::AggregateSpec& limits = spec.aggregate();
-  if (header.steps() == 0 || header.steps() > limits.steps_max()) {
-    return Refused("WRONG_STEPS",
-                   absl::StrCat("steps is ", header.steps(), "; it is 1 to aggregate.steps_max, ",
-                                limits.steps_max()));
+  const ContributionSize limits = revisions_.SizeLimitsOf(header.round());
+  if (header.steps() == 0 || header.steps() > limits.steps) {
+    return Refused("WRONG_STEPS", absl::StrCat("steps is ", header.steps(),
+                                               "; it is 1 to aggregate.steps_max, ", limits.steps));
   }
-  if (header.tokens() > limits.tokens_max()) {
+  if (header.tokens() > limits.tokens) {
     return Refused("TOKENS_LIMIT", absl::StrCat("tokens is ", header.tokens(),
                                                 "; it is at most "
                                                 "aggregate.tokens_max, ",
-                                                limits.tokens_max()));
+                                                limits.tokens));
   }
-  if (limits.kind() != v1::AGGREGATE_KIND_WEIGHTED_MEAN) return absl::OkStatus();
-  const OuterFoldSettings settings = OuterFoldSettingsOf(spec);
+  if (spec.aggregate().kind() != v1::AGGREGATE_KIND_WEIGHTED_MEAN) return absl::OkStatus();
   const absl::Status weight =
-      ContributionWeight(settings.weight, {header.tokens(), header.steps()}, settings.limits)
+      ContributionWeight(WeightKindOf(spec.aggregate()), {header.tokens(), header.steps()}, limits)
           .status();
   return weight.ok() ? weight : WithReason(weight, "WRONG_WEIGHT");
 }
@@ -67,7 +65,8 @@ absl::StatusOr<CodedUpdate> Coordinator::MakeOuterPieces(const CommitJob& job, f
   }
   const uint64_t round = job.round.round;
   const v1::RunSpec& spec = revisions_.SpecOf(round);
-  const OuterFoldSettings settings = OuterFoldSettingsOf(spec);
+  OuterFoldSettings settings = OuterFoldSettingsOf(spec);
+  settings.limits = revisions_.SizeLimitsOf(round);
   if (IsHosted(spec_)) {
     ISTHMUS_ASSIGN_OR_RETURN(OuterAggregate aggregate, FoldOuter(settings, grid, job.model->sizes,
                                                                  contributions, fold_threads_));

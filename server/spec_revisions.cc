@@ -16,6 +16,8 @@ absl::Status Refused(absl::string_view reason, const std::string& text) {
   return WithReason(absl::FailedPreconditionError(text), reason);
 }
 
+uint64_t RoundsCarried(const v1::RunSpec& spec) { return spec.aggregate().carry_rounds(); }
+
 }  // namespace
 
 SpecRevisions::SpecRevisions(const v1::RunSpec& first) {
@@ -68,6 +70,27 @@ uint64_t SpecRevisions::StepAfterLocked(uint64_t round) const {
 
 float SpecRevisions::LearningRateOf(uint64_t round) const {
   return LearningRate(SpecOf(round), StepAfter(round));
+}
+
+ContributionSize SpecRevisions::SizeLimitsOf(uint64_t round) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Nodes carried by the spec of the round before, or joined with the present one.
+  uint64_t carried = RoundsCarried(*At(round).spec);
+  if (round > 1) carried = std::max(carried, RoundsCarried(*At(round - 1).spec));
+  const Revision* const first = &At(round > carried ? round - carried : 1);
+  const Revision* const last = &At(round);
+  ContributionSize limits;
+  for (const Revision* one = first; one <= last; ++one) {
+    const v1::AggregateSpec& own = one->spec->aggregate();
+    // Rounded up: limits that were given need not be of whole rounds.
+    const auto of_rounds = [&](uint64_t limit) {
+      const uint64_t rounds = 1 + RoundsCarried(*one->spec);
+      return (limit * std::max(rounds, 1 + carried) + rounds - 1) / rounds;
+    };
+    limits.steps = std::max(limits.steps, std::min(kStepsMax, of_rounds(own.steps_max())));
+    limits.tokens = std::max(limits.tokens, std::min(kTokensMax, of_rounds(own.tokens_max())));
+  }
+  return limits;
 }
 
 uint64_t SpecRevisions::rounds() const {

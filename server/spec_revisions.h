@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "isthmus/v1/storage.pb.h"
+#include "kernels/aggregate.h"
 
 namespace isthmus {
 
@@ -29,6 +30,10 @@ class SpecRevisions {
   // The step at which a round ends; 0 of round 0.
   uint64_t StepAfter(uint64_t round) const;
   float LearningRateOf(uint64_t round) const;
+  // With local steps: what one contribution to the round may say of itself at most. It may carry
+  // what was left out of rounds before, so a revision counts for as long as a delta of its time may
+  // be carried; and where another one carries longer, for as many rounds as that.
+  ContributionSize SizeLimitsOf(uint64_t round) const;
   // Of the whole run, as far as is known now.
   uint64_t rounds() const;
 

@@ -180,6 +180,52 @@ TEST_F(HostedTest, WhatAContributionSaysOfItselfIsChecked) {
   }
 }
 
+// Node c was left out of rounds of 4 steps when an operator lowers them to 1: what it carries has
+// more steps than the new spec's rounds could have made, and counts all the same.
+TEST_F(HostedTest, WhatIsCarriedOverAnUpdateHasTheLimitsOfItsTime) {
+  Begin(
+      "preset: 'diloco' quorum: 2 schedule { local_steps: 4 } aggregate { kind: "
+      "AGGREGATE_KIND_WEIGHTED_MEAN weight: CONTRIBUTION_WEIGHT_STEPS carry_rounds: 2 }");
+  Start();
+  const auto send = [this](uint64_t round, size_t node, uint64_t steps) {
+    const uint32_t lr_bits = speaker(node).ExpectOpened(round).lr_bits();
+    const auto pieces = OuterPieces(*grid_, static_cast<uint32_t>(10 * round + node));
+    v1::SubmitHeader header = speaker(node).Header(round, pieces);
+    header.set_lr_bits(lr_bits);
+    header.set_steps(steps);
+    return speaker(node).Submit(header, pieces, DigestOf(*grid_, pieces)).status();
+  };
+  const auto commit = [this](uint64_t round, int included) {
+    const absl::Status committed = host()->CommitOne();
+    ASSERT_TRUE(committed.ok()) << committed;
+    for (size_t node = 0; node < 3; ++node) {
+      EXPECT_EQ(speaker(node).ExpectUpdate(round).record.included_size(), included);
+    }
+  };
+  for (size_t node = 0; node < 2; ++node) EXPECT_TRUE(send(1, node, 4).ok());
+  commit(1, 2);  // c came when it had opened
+  speaker(2).ExpectOpened(2);
+  ASSERT_TRUE(speaker(2).Abstain(2, "away").ok());
+  v1::UpdateRunRequest update;
+  update.add_set("schedule.local_steps=1");
+  ASSERT_TRUE(host()->UpdateRun(update).ok());
+  for (size_t node = 0; node < 2; ++node) EXPECT_TRUE(send(2, node, 4).ok());
+  for (size_t node = 0; node < 3; ++node) {
+    EXPECT_TRUE(speaker(node).reader->NextEvent().has_revised());
+  }
+  commit(2, 2);
+  for (size_t node = 0; node < 2; ++node) EXPECT_TRUE(send(3, node, 1).ok());
+  const absl::Status carried = send(3, 2, 9);
+  EXPECT_TRUE(carried.ok()) << carried;
+  commit(3, 3);
+  for (size_t node = 0; node < 2; ++node) EXPECT_TRUE(send(4, node, 1).ok());
+  const absl::Status more = send(4, 2, 13);  // than three rounds of any spec
+  EXPECT_THAT(std::string(more.message()), HasSubstr("1 to aggregate.steps_max, 12"));
+  commit(4, 2);
+  for (size_t node = 0; node < 2; ++node) EXPECT_TRUE(send(5, node, 1).ok());
+  EXPECT_EQ(ReasonOf(send(5, 2, 4)), "WRONG_STEPS");  // nothing of before can be in it
+}
+
 TEST_F(HostedTest, AnAttemptIsOfOneSize) {
   Begin("preset: 'diloco'");
   Start();

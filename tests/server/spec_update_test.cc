@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <random>
 
+#include "base/limits.h"
 #include "server/spec_revisions.h"
 #include "spec/rounds.h"
+#include "tests/server/outer_runs.h"
 #include "tests/server/payloads.h"
 #include "transport/errors.h"
 
@@ -164,6 +166,45 @@ TEST(SpecRevisions, HoldFromTheirRoundsOn) {
   EXPECT_THAT(sentence(51), HasSubstr("steps is 50, but round 51 begins after step 50"));
   spec.set_steps(60);
   EXPECT_TRUE(revisions.Check(spec, 51).ok());
+}
+
+// A delta that was left out is as old as the spec of its time let it become.
+TEST(SpecRevisions, LimitsAreThoseThatACarriedDeltaMayHaveSeen) {
+  const auto spec = [](uint32_t local_steps, uint32_t carry_rounds, uint64_t steps_max = 0) {
+    v1::RunSpec made = OuterRunSpec({"a", "b"}, "preset: 'diloco' quorum: 1 steps: 10000");
+    made.mutable_schedule()->set_local_steps(local_steps);
+    made.mutable_aggregate()->set_carry_rounds(carry_rounds);
+    made.mutable_aggregate()->set_steps_max(steps_max);
+    made.mutable_aggregate()->set_tokens_max(0);
+    EXPECT_TRUE(CompleteRunSpec(&made).ok());
+    return made;
+  };
+  SpecRevisions revisions(spec(30, 2));
+  const auto steps = [&](uint64_t round) { return revisions.SizeLimitsOf(round).steps; };
+  EXPECT_EQ(steps(1), 90u);
+  EXPECT_EQ(revisions.SizeLimitsOf(1).tokens, kTokensMax);  // the spec names no model
+  revisions.Add(Revision(2, 10, spec(5, 2)));
+  EXPECT_EQ(steps(9), 90u);
+  EXPECT_EQ(steps(11), 90u);  // rounds 9, 10 and 11
+  EXPECT_EQ(steps(12), 15u);
+  // Where it is carried longer, rounds of 5 steps may be as many as that.
+  revisions.Add(Revision(3, 20, spec(3, 5)));
+  EXPECT_EQ(steps(20), 30u);
+  EXPECT_EQ(steps(24), 30u);
+  EXPECT_EQ(steps(25), 18u);
+  // Nothing is carried from then on; what was carried till then still counts.
+  revisions.Add(Revision(4, 40, spec(2, 0)));
+  EXPECT_EQ(steps(40), 18u);
+  EXPECT_EQ(steps(41), 2u);
+  // A limit that was given is one.
+  revisions.Add(Revision(5, 50, spec(8, 1, 9)));
+  EXPECT_EQ(steps(50), 9u);
+  revisions.Add(Revision(6, 60, spec(1, 1, 7)));
+  EXPECT_EQ(steps(60), 9u);
+  EXPECT_EQ(steps(61), 7u);
+  revisions.Add(Revision(7, 60, spec(1, 1, 4)));  // in place of the sixth
+  EXPECT_EQ(steps(60), 9u);
+  EXPECT_EQ(steps(61), 4u);
 }
 
 // Against the step from round to round that spec/rounds.h has.
