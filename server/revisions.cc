@@ -69,6 +69,9 @@ absl::StatusOr<v1::UpdateRunResponse> Coordinator::UpdateRun(const v1::UpdateRun
            {"revision", absl::StrCat(revision.revision())},
            {"from_round", absl::StrCat(from_round)},
            {"changes", ChangesText(changes)}});
+  for (const std::string& warning : SpecWarnings(revision.spec())) {
+    LogWarning(warning, {{"run", spec_.run()}});
+  }
   TakeRevisionLocked(revision);
   for (auto& [name, node] : nodes_) {
     if (node.watch == nullptr) continue;

@@ -250,12 +250,35 @@ absl::Status CompleteCodecSpec(v1::CodecSpec* codec) {
   return CheckCodecSpec(*codec);
 }
 
+namespace {
+
+// Whether the outer step goes as far as g says, and not by a sign of it alone.
+bool ReadsMagnitudes(v1::OuterKind kind) {
+  return kind != v1::OUTER_KIND_SIGN_MOMENTUM && kind != v1::OUTER_KIND_SIGN_SGD &&
+         kind != v1::OUTER_KIND_LION;
+}
+
+}  // namespace
+
 std::vector<std::string> SpecWarnings(const v1::RunSpec& spec) {
   std::vector<std::string> warnings;
   if (HasMomentum(spec.codec()) && !spec.codec().sign() && LrInMomentum(spec.codec())) {
     warnings.push_back(
         "codec.sign is false, so the learning rate acts twice: it weighs the gradient in the "
         "momentum, and the update in the step. With codec.lr_in_momentum: false it acts once.");
+  }
+  const v1::CodecSpec& codec = spec.codec();
+  const v1::NumberFormat format = codec.numbers().format();
+  const bool are_signs = codec.kind() == v1::CODEC_KIND_NUMBERS &&
+                         (format == v1::NUMBER_FORMAT_SIGN1 || format == v1::NUMBER_FORMAT_TERNARY);
+  if (IsOuter(spec) && spec.source() == v1::SOURCE_PARAM_DELTA && are_signs &&
+      ReadsMagnitudes(spec.outer().kind())) {
+    warnings.push_back(absl::StrCat(
+        "codec.numbers.format is ", v1::NumberFormat_Name(format),
+        ", so of a delta only signs travel, each of them 1, and outer.kind ",
+        v1::OuterKind_Name(spec.outer().kind()),
+        " steps as far as they say, however small the delta was. Give NUMBER_FORMAT_INT8 or INT4, "
+        "or OUTER_KIND_SIGN_MOMENTUM or SIGN_SGD, which take signs."));
   }
   return warnings;
 }

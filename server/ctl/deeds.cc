@@ -31,14 +31,22 @@ std::string AdmittedText(const std::string& node) {
                       "round.\nStart its agent and trainers if they do not run.\n");
 }
 
-std::string CreatedText(const v1::CreateRunResponse& created) {
-  std::string text =
-      absl::StrCat("Run ", created.spec().run(),
-                   " is there; its agents join with --run=", created.spec().run(), ".\n");
-  for (const std::string& warning : SpecWarnings(created.spec())) {
+namespace {
+
+std::string WarningLines(const v1::RunSpec& spec) {
+  std::string text;
+  for (const std::string& warning : SpecWarnings(spec)) {
     absl::StrAppend(&text, "Warning: ", warning, "\n");
   }
   return text;
+}
+
+}  // namespace
+
+std::string CreatedText(const v1::CreateRunResponse& created) {
+  return absl::StrCat("Run ", created.spec().run(),
+                      " is there; its agents join with --run=", created.spec().run(), ".\n",
+                      WarningLines(created.spec()));
 }
 
 std::string ForkedText(const std::string& run, const v1::ForkRunResponse& forked) {
@@ -50,7 +58,7 @@ std::string ForkedText(const std::string& run, const v1::ForkRunResponse& forked
     absl::StrAppend(&text, "It starts without ", forked.without(), ".\n");
   }
   return absl::StrCat(text, "All of its nodes fetch that state; its agents join with --run=", name,
-                      ".\n");
+                      ".\n", WarningLines(forked.spec()));
 }
 
 std::string UpdatedText(const std::string& run, const v1::UpdateRunResponse& updated,

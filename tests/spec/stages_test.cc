@@ -213,6 +213,31 @@ TEST(ReplicatorsTest, TheLearningRateThatActsTwiceIsWarnedOf) {
   }
 }
 
+TEST(PresetsTest, SignsThatAnOuterStepTakesForMagnitudesAreWarnedOf) {
+  for (const Preset& preset : Presets()) {
+    std::string text = absl::StrCat("preset: '", preset.name, "' ", kModel);
+    if (preset.name == "none") text += "allow_drift: true";
+    EXPECT_TRUE(SpecWarnings(SpecOf(text)).empty()) << preset.name;
+  }
+  for (const char* kind : {"ASSIGN", "SGD", "MOMENTUM", "NESTEROV", "SLOWMO", "ADAMW"}) {
+    EXPECT_TRUE(SpecWarnings(SpecOf(Outer(kind))).empty());
+    for (const char* format : {"SIGN1", "TERNARY"}) {
+      const auto warnings = SpecWarnings(SpecOf(
+          absl::StrCat(Outer(kind), "codec { numbers { format: NUMBER_FORMAT_", format, " } }")));
+      ASSERT_EQ(warnings.size(), 1u) << kind;
+      EXPECT_THAT(warnings[0],
+                  HasSubstr(absl::StrCat("codec.numbers.format is NUMBER_FORMAT_", format)));
+      EXPECT_THAT(warnings[0], HasSubstr(absl::StrCat("outer.kind OUTER_KIND_", kind)));
+      EXPECT_THAT(warnings[0], HasSubstr("Give NUMBER_FORMAT_INT8"));
+    }
+  }
+  for (const char* kind : {"SIGN_MOMENTUM", "SIGN_SGD"}) {
+    EXPECT_TRUE(SpecWarnings(SpecOf(absl::StrCat(
+                                 Outer(kind), "codec { numbers { format: NUMBER_FORMAT_SIGN1 } }")))
+                    .empty());
+  }
+}
+
 TEST(PresetsTest, EachMakesASpecThatStaysAsItIs) {
   for (const Preset& preset : Presets()) {
     std::string text = absl::StrCat("preset: '", preset.name, "' ", kModel);
