@@ -106,7 +106,8 @@ absl::StatusOr<uint64_t> Coordinator::SetPolicy(NodePolicySet wanted) {
     lock.unlock();
     return CannotStore(stored);
   }
-  LogInfo(Deed(wanted.policy), {{"node", wanted.node}, {"reason", wanted.reason}});
+  LogInfo(Deed(wanted.policy),
+          {{"node", wanted.node}, {"reason", wanted.reason}, {"run", spec_.run()}});
   if (wanted.policy == NodePolicy::kEvict) {
     NodeState& node = nodes_[wanted.node];
     CloseWatchLocked(&node, EvictedStatus(wanted.node, wanted.reason));

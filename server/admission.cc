@@ -75,15 +75,17 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::JoinRun(const v1::JoinRunReques
   const DeliverAfter deliver(this);
   absl::StatusOr<v1::JoinRunResponse> response = Admit(request);
   if (!response.ok()) {
-    LogWarning("join refused",
-               {{"node", request.node()}, {"why", std::string(response.status().message())}});
+    LogWarning("join refused", {{"node", request.node()},
+                                {"why", std::string(response.status().message())},
+                                {"run", spec_.run()}});
     std::lock_guard<std::mutex> lock(mutex_);
     NoteRefusalLocked(request.node(), 0, v1::NODE_OUTCOME_REFUSED, response.status().message());
   } else if (response->incarnation() != 0) {
     LogInfo("node joined", {{"node", request.node()},
                             {"incarnation", absl::StrCat(response->incarnation())},
                             {"holds_round", absl::StrCat(request.last_round())},
-                            {"version", request.client_version()}});
+                            {"version", request.client_version()},
+                            {"run", spec_.run()}});
   }
   return response;
 }
@@ -168,7 +170,8 @@ void Coordinator::AdmitLocked(const v1::JoinRunRequest& request, const Admission
                             {"start_state", HexPrefix(model_->start_state_sha256)},
                             {"tensors", absl::StrCat(request.manifest().tensors_size())},
                             {"elements", absl::StrCat(model_->grid->elements())},
-                            {"contribution_bytes", absl::StrCat(model_->sizes.total())}});
+                            {"contribution_bytes", absl::StrCat(model_->sizes.total())},
+                            {"run", spec_.run()}});
   }
   heldout_sha256_ = admission.heldout_sha256;
   if (admission.batch.plan.has_value()) BeginPlanLocked(*admission.batch.plan);

@@ -134,7 +134,8 @@ absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunReq
     if (node.incarnation != request.incarnation() || !machine_.IsLive(request.node())) {
       return v1::LeaveRunResponse();
     }
-    LogInfo("node left", {{"node", request.node()}, {"reason", request.reason()}});
+    LogInfo("node left",
+            {{"node", request.node()}, {"reason", request.reason()}, {"run", spec_.run()}});
     CloseWatchLocked(&node, absl::CancelledError("the node left the run"));
     node.secret_sha256.clear();
     NoteChangeLocked(request.node(), /*left=*/true);

@@ -178,14 +178,15 @@ void Coordinator::CarryOutLocked(const OpenRound& effect) {
   snapshot_plan_.SetEvery(MembersSnapshotEvery(spec_, snapshot_every_));
   aggregators_[effect.round] = MakeAggregatorLocked();
   LogDebug("round opened", {{"round", absl::StrCat(effect.round)},
-                            {"members", absl::StrJoin(effect.members, ",")}});
+                            {"members", absl::StrJoin(effect.members, ",")},
+                            {"run", spec_.run()}});
   NoteOpenedLocked(effect);
   for (const std::string& member : effect.members) SendOpenedLocked(member, effect.round);
 }
 
 void Coordinator::CarryOutLocked(const TakeIn& effect) {
   LogInfo("node taken into an open round",
-          {{"node", effect.node}, {"round", absl::StrCat(effect.round)}});
+          {{"node", effect.node}, {"round", absl::StrCat(effect.round)}, {"run", spec_.run()}});
   history_.TookIn(effect.round, effect.node);
   SendOpenedLocked(effect.node, effect.round);
 }
@@ -219,9 +220,10 @@ void Coordinator::CarryOutLocked(const PublishRound& effect) {
 }
 
 void Coordinator::CarryOutLocked(const EndLease& effect) {
-  LogWarning(
-      "lease ended: the node was not heard of",
-      {{"node", effect.node}, {"lease_ms", absl::StrCat(PresentSpecLocked().timing().lease_ms())}});
+  LogWarning("lease ended: the node was not heard of",
+             {{"node", effect.node},
+              {"lease_ms", absl::StrCat(PresentSpecLocked().timing().lease_ms())},
+              {"run", spec_.run()}});
   NoteChangeLocked(effect.node, /*left=*/false);
   // What had arrived could be gone on with while the lease lived; now it only takes memory.
   for (auto& [round, aggregator] : aggregators_) aggregator->Discard(effect.node);
@@ -282,7 +284,7 @@ absl::Status Coordinator::CommitOne() {
   lock.lock();
   if (!stored.ok()) {
     LogError("cannot store the update, the round waits for it; make room",
-             {{"round", absl::StrCat(round)}, {"error", stored.ToString()}});
+             {{"round", absl::StrCat(round)}, {"error", stored.ToString()}, {"run", spec_.run()}});
     unstored_ = std::move(batch);
     return stored;
   }
@@ -382,7 +384,8 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   const LogFields fields = {{"round", absl::StrCat(round)},
                             {"included", absl::StrJoin(job.round.included, ",")},
                             {"bytes", absl::StrCat(record.payload_bytes())},
-                            {"sha256", HexPrefix(record.sha256())}};
+                            {"sha256", HexPrefix(record.sha256())},
+                            {"run", spec_.run()}};
   const bool worth_a_line = round == 1 || round == revisions_.rounds() ||
                             round % kLogEveryRounds == 0 || job.round.is_void;
   (worth_a_line ? LogInfo : LogDebug)("round committed", fields);
@@ -468,7 +471,7 @@ void Coordinator::SayWhatIsWaitedForLocked(int64_t now_ms) {
   }
   if (cause_logged_ || machine_.finished() || now_ms - cause_since_ms_ < kLogWaitAfterMs) return;
   cause_logged_ = true;
-  LogInfo(decision.sentence);
+  LogInfo(decision.sentence, {{"run", spec_.run()}});
 }
 
 bool Coordinator::finished() const {

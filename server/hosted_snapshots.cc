@@ -100,7 +100,8 @@ absl::Status Coordinator::ResumeHosted(const StoredState& state) {
   }
   if (HostedSnapshotDueLocked(hosted_round_)) hosted_due_ = hosted_round_;
   LogInfo("hosted model resumed", {{"round", absl::StrCat(hosted_round_)},
-                                   {"snapshot", absl::StrCat(newest.facts().round())}});
+                                   {"snapshot", absl::StrCat(newest.facts().round())},
+                                   {"run", spec_.run()}});
   return absl::OkStatus();
 }
 
@@ -148,7 +149,8 @@ absl::Status Coordinator::TendHosted() {
   auto loaded = LoadHosted(start, *model);
   lock.lock();
   if (!loaded.ok()) {
-    LogError("cannot host the model", {{"error", loaded.status().ToString()}});
+    LogError("cannot host the model",
+             {{"error", loaded.status().ToString()}, {"run", spec_.run()}});
     if (!absl::IsResourceExhausted(loaded.status())) HaltLocked(loaded.status());
     return loaded.status();
   }

@@ -161,11 +161,12 @@ void Coordinator::HaltLocked(absl::Status why) {
 // The answer to a call that could not be stored. Without the mutex.
 absl::Status Coordinator::CannotStore(const absl::Status& why) {
   if (absl::IsResourceExhausted(why)) {
-    LogError("cannot store what came in; make room", {{"error", why.ToString()}});
+    LogError("cannot store what came in; make room",
+             {{"error", why.ToString()}, {"run", spec_.run()}});
     return WithRetryAfterMs(WithReason(why, "STORE_FULL"), kRetryAfterMs);
   }
   LogError("the disk failed, the coordinator ends; start it again when the disk is sound",
-           {{"error", why.ToString()}});
+           {{"error", why.ToString()}, {"run", spec_.run()}});
   if (on_disk_failure_ == nullptr) std::_Exit(kExitDisk);
   on_disk_failure_(why);
   const DeliverAfter deliver(this);

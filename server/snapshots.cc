@@ -276,7 +276,8 @@ absl::Status Coordinator::CheckPieceLocked(const v1::SnapshotPiece& piece,
 void Coordinator::BeginPlanLocked(const v1::StoredSnapshotPlan& plan) {
   intake_ = Intake{absl::nullopt, {}, 0, intake_.number + 1};
   snapshot_plan_.Begin(plan, NowMs());
-  LogInfo("a snapshot is to come", {{"round", absl::StrCat(plan.round())}, {"from", plan.node()}});
+  LogInfo("a snapshot is to come",
+          {{"round", absl::StrCat(plan.round())}, {"from", plan.node()}, {"run", spec_.run()}});
 }
 
 void Coordinator::ResumeSnapshotsLocked(const StoredState& state) {
@@ -330,9 +331,10 @@ absl::Status Coordinator::FinishPlan() {
     // until it counts. One that is gone is asked when it joins again.
     const bool again = plan.round() == 0 && machine_.committed_round() == 0 &&
                        machine_.committing_round() == 0 && machine_.IsLive(plan.node());
-    LogWarning(again ? "a start state is given up and asked for again"
-                     : "a snapshot is given up, the next round's state is asked for",
-               {{"round", absl::StrCat(plan.round())}, {"why", verdict.sentence}});
+    LogWarning(
+        again ? "a start state is given up and asked for again"
+              : "a snapshot is given up, the next round's state is asked for",
+        {{"round", absl::StrCat(plan.round())}, {"why", verdict.sentence}, {"run", spec_.run()}});
     if (!again) {
       snapshot_plan_.GaveUp();
       return absl::OkStatus();
@@ -372,7 +374,9 @@ void Coordinator::HashIfWhole() {
   // Another one may have been begun meanwhile.
   if (absl::IsCancelled(sha256.status()) || intake_.number != number) return;
   // What cannot be read has no hash, which is not the claimed one either.
-  if (!sha256.ok()) LogError("a snapshot cannot be read", {{"error", sha256.status().ToString()}});
+  if (!sha256.ok())
+    LogError("a snapshot cannot be read",
+             {{"error", sha256.status().ToString()}, {"run", spec_.run()}});
   snapshot_plan_.Whole(sha256.ok() ? *sha256 : std::string("unreadable"), facts.state_sha256(),
                        NowMs());
 }
@@ -384,7 +388,8 @@ void Coordinator::KeepSnapshotLocked(const v1::StoredSnapshot& snapshot) {
           {{"round", absl::StrCat(snapshot.facts().round())},
            {"from", snapshot.node().empty() ? "this coordinator" : snapshot.node()},
            {"bytes", absl::StrCat(snapshot.payload_bytes())},
-           {"state", HexPrefix(snapshot.facts().state_sha256())}});
+           {"state", HexPrefix(snapshot.facts().state_sha256())},
+           {"run", spec_.run()}});
 }
 
 void Coordinator::SnapshotLoop() {

@@ -104,7 +104,8 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> Coordinator::BeginSubmit(
 std::unique_ptr<SubmissionSink> Coordinator::AbstainLocked(const v1::SubmitHeader& header) {
   LogInfo("node abstains", {{"node", header.node()},
                             {"round", absl::StrCat(header.round())},
-                            {"why", header.abstain_reason()}});
+                            {"why", header.abstain_reason()},
+                            {"run", spec_.run()}});
   auto sink = std::make_unique<EndedSubmission>(ReceiptLocked(header.node(), header.round()));
   aggregators_.at(header.round())->Discard(header.node());
   NoteRefusalLocked(header.node(), header.round(), v1::NODE_OUTCOME_ABSTAINED,
@@ -231,7 +232,8 @@ void Coordinator::RefuseLocked(const std::string& node, uint64_t round, const ab
   LogWarning("contribution refused", {{"node", node},
                                       {"round", absl::StrCat(round)},
                                       {"reason", ReasonOf(why)},
-                                      {"why", std::string(why.message())}});
+                                      {"why", std::string(why.message())},
+                                      {"run", spec_.run()}});
   NoteRefusalLocked(node, round, v1::NODE_OUTCOME_REFUSED, why.message());
   if (!machine_.Admits(node, round)) return;
   aggregators_.at(round)->Discard(node);

@@ -189,6 +189,16 @@ TEST(Coordinator, DeadlineClosesTheRoundWithTheQuorum) {
   EXPECT_EQ(ReasonOf(late.status()), "ROUND_CLOSED");
 }
 
+TEST(Coordinator, WhatItWaitsForIsLoggedWithItsRun) {
+  TestCoordinator coordinator(TestSpec({"a", "b"}));
+  FakeNode a(coordinator.host.get(), "a");
+  a.JoinAndWatch();
+  testing::internal::CaptureStderr();
+  coordinator.Pass(4000, {&a});
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::ContainsRegex("round 1 opens when .* run=test"));
+}
+
 TEST(Coordinator, ALeaseEndsAndTheNodeComesBack) {
   TestCoordinator coordinator(TestSpec({"a", "b"}));
   FakeNode a(coordinator.host.get(), "a"), b(coordinator.host.get(), "b");
