@@ -56,7 +56,7 @@ const std::vector<Preset>& Presets() {
        "outer { kind: OUTER_KIND_SIGN_MOMENTUM beta1: 0.95 beta2: 0.98 eta: 1 weight_decay: 0.1 "
        "sign: OUTER_SIGN_EXACT }"},
       {"dist_sign_momentum_short", "randomized sign of arXiv 2411.17866, settings for short runs",
-       "a three-point random sign without memory, whose mean is the plain average: for hundreds of "
+       "a three-point random sign without memory, on average the plain mean: for hundreds of "
        "rounds",
        "source: SOURCE_PARAM_DELTA schedule { local_steps: 12 } "
        "codec { kind: CODEC_KIND_NUMBERS reply { format: NUMBER_FORMAT_TERNARY } } "

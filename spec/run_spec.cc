@@ -16,6 +16,7 @@
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 #include "spec/presets.h"
+#include "spec/refusals.h"
 #include "spec/rounds.h"
 #include "spec/rows.h"
 #include "spec/stages.h"
@@ -156,6 +157,7 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
   const v1::CodecSpec &codec = complete.codec(), &plain = bare.codec();
   const bool is_demo = codec.kind() == v1::CODEC_KIND_DEMO;
   const bool has_tiles = is_demo || codec.kind() == v1::CODEC_KIND_DCT;
+  std::vector<absl::Status> found;
   {
     const std::string kind = absl::StrCat("codec.kind ", v1::CodecKind_Name(codec.kind()));
     const std::pair<absl::string_view, bool> idle[] = {
@@ -173,7 +175,7 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
         {"codec.rules", !HasMomentum(codec) && codec.rules() != v1::METHOD_RULES_UNSPECIFIED},
     };
     for (const auto& [field, is_given] : idle) {
-      if (is_given) return WithoutEffect(field, kind);
+      if (is_given) found.push_back(WithoutEffect(field, kind));
     }
   }
   const v1::OptimizerSpec &optimizer = complete.optimizer(), &usual = bare.optimizer();
@@ -184,17 +186,18 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
         {"optimizer.eps", optimizer.eps() != usual.eps()},
     };
     for (const auto& [field, is_given] : idle) {
-      if (is_given) return WithoutEffect(field, "optimizer.base BASE_OPTIMIZER_SGD");
+      if (!is_given) continue;
+      found.push_back(WithoutEffect(field, "optimizer.base BASE_OPTIMIZER_SGD"));
     }
   }
   if (complete.allow_drift() &&
       complete.snapshot().every_rounds() != bare.snapshot().every_rounds()) {
-    return WithoutEffect("snapshot.every_rounds", "allow_drift");
+    found.push_back(WithoutEffect("snapshot.every_rounds", "allow_drift"));
   }
   if (optimizer.decay_groups_size() > 0 && optimizer.weight_decay() == 0) {
-    return WithoutEffect("optimizer.decay_groups", "optimizer.weight_decay 0");
+    found.push_back(WithoutEffect("optimizer.decay_groups", "optimizer.weight_decay 0"));
   }
-  return absl::OkStatus();
+  return Together(found);
 }
 
 absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {

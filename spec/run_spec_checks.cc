@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "spec/presets.h"
+#include "spec/refusals.h"
 #include "spec/rounds.h"
 #include "spec/rows.h"
 #include "spec/run_spec.h"
@@ -20,11 +21,6 @@
 
 namespace isthmus {
 namespace {
-
-template <typename T>
-absl::Status Refuse(absl::string_view field, const T& value, absl::string_view advice) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; ", advice));
-}
 
 // `meaning` begins the advice: "give the number of rounds".
 absl::Status CheckRange(absl::string_view field, uint64_t value, uint64_t least, uint64_t most,
@@ -329,6 +325,15 @@ absl::Status CheckBuilt(const v1::RunSpec& spec) {
   return absl::OkStatus();
 }
 
+// Each stands on those before it.
+absl::Status CheckMethod(const v1::RunSpec& spec) {
+  ISTHMUS_RETURN_IF_ERROR(CheckBuilt(spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
+  ISTHMUS_RETURN_IF_ERROR(CheckStages(spec));
+  ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
+  return Together({CheckOverlap(spec), CheckSnapshot(spec)});
+}
+
 }  // namespace
 
 absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
@@ -379,17 +384,10 @@ absl::Status CheckRunSpec(const v1::RunSpec& spec) {
     return Refuse("preset", absl::StrCat("'", spec.preset().substr(0, 2 * kNameBytesMax), "'"),
                   absl::StrCat("known presets are ", absl::StrJoin(names, ", ")));
   }
-  if (spec.has_model()) ISTHMUS_RETURN_IF_ERROR(CheckModel(spec.model(), spec.data().format()));
-  ISTHMUS_RETURN_IF_ERROR(CheckData(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckOptimizer(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckBuilt(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
-  ISTHMUS_RETURN_IF_ERROR(CheckStages(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckOverlap(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckTiming(spec.timing()));
-  ISTHMUS_RETURN_IF_ERROR(CheckDeterministic(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckSnapshot(spec));
+  ISTHMUS_RETURN_IF_ERROR(Together(
+      {spec.has_model() ? CheckModel(spec.model(), spec.data().format()) : absl::OkStatus(),
+       CheckData(spec), CheckOptimizer(spec), CheckMethod(spec), CheckTiming(spec.timing()),
+       CheckDeterministic(spec)}));
   if (!spec.start_state_sha256().empty() && spec.start_state_sha256().size() != kSha256Bytes) {
     return Refuse("the length of start_state_sha256", spec.start_state_sha256().size(),
                   absl::StrCat("give ", kSha256Bytes, " bytes, or none"));

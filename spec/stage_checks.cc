@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "base/status_macros.h"
 #include "kernels/feedback.h"
+#include "spec/refusals.h"
 #include "spec/rounds.h"
 #include "spec/rows.h"
 #include "spec/run_spec.h"
@@ -17,11 +18,6 @@
 
 namespace isthmus {
 namespace {
-
-template <typename T>
-absl::Status Refuse(absl::string_view field, const T& value, absl::string_view advice) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; ", advice));
-}
 
 // An error of a kernel's check, which names a field without its message.
 absl::Status Within(absl::string_view message, const absl::Status& status) {
@@ -127,6 +123,18 @@ absl::Status CheckSchedule(const v1::RunSpec& spec) {
                 "with source SOURCE_UPDATE_SIGN every step is a round; give 1");
 }
 
+// Fields of methods of every step.
+absl::Status CheckOuterAlone(const v1::RunSpec& spec) {
+  if (spec.allow_drift()) {
+    return Refuse("allow_drift", "true", "an outer optimizer keeps the nodes equal; leave it out");
+  }
+  const uint32_t every = spec.schedule().every(), skip = spec.schedule().skip();
+  if (every == 0 && skip == 0) return absl::OkStatus();
+  return Refuse(every > 0 ? "schedule.every" : "schedule.skip", every > 0 ? every : skip,
+                "it is that of methods of every step; with an outer optimizer give "
+                "schedule.local_steps");
+}
+
 // Fields that are given and that the rule does not read, by comma; empty: there are none.
 std::string IdleFields(const v1::OuterSpec& outer, const OuterReads& reads) {
   const std::pair<absl::string_view, bool> idle[] = {
@@ -153,6 +161,7 @@ std::string IdleFields(const v1::OuterSpec& outer, const OuterReads& reads) {
 // With the rates that rounds step by: the largest, and those of the first round and the last, of
 // which one is the smallest.
 absl::Status CheckOuterRates(const v1::RunSpec& spec) {
+  if (!(spec.optimizer().lr() > 0)) return absl::OkStatus();  // refused as what it is
   const float first = RoundLearningRate(spec, 1), last = RoundLearningRate(spec, Rounds(spec));
   for (const float gamma : {spec.optimizer().lr(), first, last}) {
     ISTHMUS_RETURN_IF_ERROR(Within(
@@ -332,21 +341,22 @@ absl::Status CheckOuterCodec(const v1::RunSpec& spec) {
                   "with an outer optimizer give CODEC_KIND_NUMBERS, CODEC_KIND_TOPK or "
                   "CODEC_KIND_DCT, or a preset that has one");
   }
+  absl::Status format, votes;
   if (codec.kind() == v1::CODEC_KIND_NUMBERS) {
-    ISTHMUS_RETURN_IF_ERROR(Within("aggregate.kind and codec.numbers.format",
-                                   CheckAggregateFormat(AggregateSettingsOf(spec.aggregate()).kind,
-                                                        NumberSettingsOf(codec.numbers()).format)));
+    format = Within("aggregate.kind and codec.numbers.format",
+                    CheckAggregateFormat(AggregateSettingsOf(spec.aggregate()).kind,
+                                         NumberSettingsOf(codec.numbers()).format));
     if (AreVotes(codec) && codec.has_feedback()) {
-      return Refuse("codec.numbers.format", v1::NumberFormat_Name(codec.numbers().format()),
-                    "votes have no magnitude that feedback could take off; leave codec.feedback "
-                    "out");
+      votes = Refuse("codec.numbers.format", v1::NumberFormat_Name(codec.numbers().format()),
+                     "votes have no magnitude that feedback could take off; leave codec.feedback "
+                     "out");
     }
   } else if (spec.aggregate().kind() == v1::AGGREGATE_KIND_MAJORITY) {
-    return Refuse("aggregate.kind", "AGGREGATE_KIND_MAJORITY",
-                  "it counts votes; give codec.numbers.format NUMBER_FORMAT_SIGN1 or "
-                  "NUMBER_FORMAT_TERNARY");
+    format = Refuse("aggregate.kind", "AGGREGATE_KIND_MAJORITY",
+                    "it counts votes; give codec.numbers.format NUMBER_FORMAT_SIGN1 or "
+                    "NUMBER_FORMAT_TERNARY");
   }
-  return CheckReply(spec);
+  return Together({format, votes, CheckReply(spec)});
 }
 
 absl::Status CheckNumbers(absl::string_view message, const v1::NumbersSpec& numbers) {
@@ -471,20 +481,11 @@ absl::Status CheckStages(const v1::RunSpec& spec) {
     }
     return absl::OkStatus();
   }
-  if (spec.allow_drift()) {
-    return Refuse("allow_drift", "true", "an outer optimizer keeps the nodes equal; leave it out");
-  }
-  if (spec.schedule().every() > 0 || spec.schedule().skip() > 0) {
-    return Refuse(spec.schedule().every() > 0 ? "schedule.every" : "schedule.skip",
-                  spec.schedule().every() > 0 ? spec.schedule().every() : spec.schedule().skip(),
-                  "it is that of methods of every step; with an outer optimizer give "
-                  "schedule.local_steps");
-  }
-  ISTHMUS_RETURN_IF_ERROR(CheckSchedule(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckSource(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckAggregateStage(spec));
-  ISTHMUS_RETURN_IF_ERROR(CheckOuterCodec(spec));
-  return CheckOuterStep(spec);
+  const absl::Status schedule = CheckSchedule(spec);
+  // Limits of the aggregate follow from it.
+  return Together({CheckOuterAlone(spec), schedule, CheckSource(spec),
+                   schedule.ok() ? CheckAggregateStage(spec) : absl::OkStatus(),
+                   CheckOuterCodec(spec), CheckOuterStep(spec)});
 }
 
 }  // namespace isthmus

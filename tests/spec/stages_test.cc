@@ -8,6 +8,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "google/protobuf/text_format.h"
 #include "spec/presets.h"
 #include "spec/rounds.h"
@@ -17,6 +18,7 @@ namespace isthmus {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr char kTwoNodes[] =
     "run: 'local' steps: 100 nodes { name: 'ams-1' } nodes { name: 'fra-2' } "
@@ -302,6 +304,35 @@ TEST(StagesTest, FillsLimitsOfAContribution) {
   EXPECT_EQ(spec.aggregate().steps_max(), 60u);
   EXPECT_EQ(spec.aggregate().tokens_max(), 60u * 4 * 32);
   EXPECT_EQ(SpecOf("preset: 'sparse_loco'").aggregate().steps_max(), 30u);  // feedback carries
+}
+
+// Of a spec with several contradictions the answer has all, each once and none that follows from
+// another one.
+TEST(StagesTest, AllContradictionsAreSaidAtOnce) {
+  const auto said = [](const std::string& more) {
+    return std::vector<std::string>(
+        absl::StrSplit(std::string(Parse(more).status().message()), ". Also: "));
+  };
+  const std::vector<std::string> stages = said(
+      "optimizer { lr: -1 } timing { lease_ms: 1 } schedule { every: 3 } "
+      "source: SOURCE_UPDATE_SIGN schedule { local_steps: 200000 } "
+      "codec { kind: CODEC_KIND_NUMBERS numbers { format: NUMBER_FORMAT_TERNARY } feedback { } "
+      "reply { format: NUMBER_FORMAT_SIGN1 } } aggregate { trim: 3 } "
+      "outer { kind: OUTER_KIND_NESTEROV eps: 1 }");
+  const std::vector<std::string> begin = {
+      "optimizer.lr is -1",       "schedule.every is 3",
+      "schedule.local_steps is ", "source is SOURCE_UPDATE_SIGN",
+      "codec.numbers.format is ", "codec.reply.format is NUMBER_FORMAT_SIGN1",
+      "outer.eps has no effect",  "timing.lease_ms is 1"};
+  ASSERT_EQ(stages.size(), begin.size()) << Parse("").status();
+  for (size_t i = 0; i < begin.size(); ++i) EXPECT_THAT(stages[i], StartsWith(begin[i]));
+  EXPECT_EQ(said(Outer("NESTEROV") + "aggregate { trim: 3 } codec { reply { format: "
+                                     "NUMBER_FORMAT_SIGN1 } }")
+                .size(),
+            2u);
+  // The start node is what a hosted run fills in, and no fault of who wrote this.
+  EXPECT_EQ(said(Outer("NESTEROV") + "allow_drift: true").size(), 1u);
+  EXPECT_EQ(said("preset: 'full' codec { matrix_density: 0.5 alpha: 0.5 }").size(), 2u);
 }
 
 TEST(StagesTest, SettingsReachTheKernels) {
