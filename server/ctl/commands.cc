@@ -2,10 +2,14 @@
 
 #include <algorithm>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/limits.h"
+#include "base/status_macros.h"
+#include "base/text.h"
 #include "server/ctl/words.h"
 
 namespace isthmus {
@@ -46,14 +50,13 @@ constexpr Known kCommands[] = {
     {"runs list", Command::kRunsList, Takes::kNothing, "the coordinator's runs, one a line"},
     {"runs checkpoint", Command::kRunsCheckpoint, Takes::kRun,
      "keep a snapshot of the next round that opens"},
-    {"runs create", Command::kRunsCreate, Takes::kFile,
-     "\n                         add a run to the coordinator"},
+    {"runs create", Command::kRunsCreate, Takes::kFile, "add a run to the coordinator"},
     {"runs fork", Command::kRunsFork, Takes::kRunNameAndFields,
-     "\n                         a new run from the newest snapshot (or of --round) of another "
+     "a new run from the newest snapshot (or of --round) of another "
      "one,\n"
      "                         with its spec or another (--set, --spec)"},
     {"runs update", Command::kRunsUpdate, Takes::kRunAndFields,
-     "\n                         another spec from the next round on (--set, --spec, "
+     "another spec from the next round on (--set, --spec, "
      "--from_round,\n"
      "                         --dry_run), such as optimizer.lr=0.0005"},
     {"runs pause", Command::kRunsPause, Takes::kRun,
@@ -81,7 +84,8 @@ constexpr Known kCommands[] = {
     {"help", Command::kHelp, Takes::kNothing, "this text"},
 };
 
-// Where the purposes begin in the help, after its margin of two.
+// Where the purposes begin in the help, after its margin of two; a command that leaves no space
+// before that has a line to itself.
 constexpr size_t kPurposeColumn = 23;
 
 // Further than this two commands have nothing to do with each other.
@@ -128,10 +132,18 @@ absl::StatusOr<Request> ReadFields(const Known& known, const std::vector<std::st
 
 }  // namespace
 
+absl::Status CheckText(absl::string_view what, absl::string_view text) {
+  if (IsUtf8(text)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, " is not UTF-8 ('",
+                                                 absl::CHexEscape(text.substr(0, kNameBytesMax)),
+                                                 "'), and no coordinator takes anything else"));
+}
+
 absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words) {
   if (words.empty()) {
     return absl::InvalidArgumentError("no command was given; 'isthmusctl help' lists them");
   }
+  for (const std::string& word : words) ISTHMUS_RETURN_IF_ERROR(CheckText("an argument", word));
   for (const Known& known : kCommands) {
     const std::string name = known.words;
     const auto count = static_cast<size_t>(std::count(name.begin(), name.end(), ' ')) + 1;
@@ -177,9 +189,11 @@ std::string HelpText() {
       "part.\n\n"
       "usage: isthmusctl [FLAGS] COMMAND\n\n";
   for (const Known& known : kCommands) {
-    std::string words = absl::StrCat(known.words, Usage(known.takes));
-    words.resize(kPurposeColumn, ' ');
-    absl::StrAppend(&text, "  ", words, known.purpose, "\n");
+    std::string words = absl::StrCat("  ", known.words, Usage(known.takes));
+    if (words.size() > kPurposeColumn) absl::StrAppend(&words, "\n");
+    const size_t line = words.back() == '\n' ? words.size() : 0;
+    words.resize(line + 2 + kPurposeColumn, ' ');
+    absl::StrAppend(&text, words, known.purpose, "\n");
   }
   absl::StrAppend(
       &text,
@@ -195,9 +209,11 @@ std::string HelpText() {
       "  --spec=FILE         the same: a whole spec\n"
       "  --from_round=N      of 'runs update': the first round it holds in; default: the next one\n"
       "  --dry_run           of 'runs update': only say what would change\n"
-      "  --reason=TEXT       why, of 'nodes drain', 'nodes evict' and 'runs pause': for the log, "
-      "the "
-      "nodes, and those\n                      who look\n\n"
+      "  --round=N           of 'checkpoint export' and 'runs fork': the snapshot; default: the "
+      "newest\n"
+      "  --out=FILE          of 'checkpoint export': the file to write\n"
+      "  --reason=TEXT       why, of 'nodes drain', 'nodes evict' and 'runs pause': for the log,\n"
+      "                      the nodes, and those who look\n\n"
       "exit codes: 0 done, 1 the coordinator refused, 2 wrong usage, 3 not reachable\n");
   return text;
 }

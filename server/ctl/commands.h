@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace isthmus {
 
@@ -38,8 +40,12 @@ struct Request {
   std::vector<std::string> fields;  // "optimizer.lr=0.0005", of those that set some
 };
 
+// Whether text can be sent at all. INVALID_ARGUMENT: it is no UTF-8; names `what` and its
+// beginning.
+absl::Status CheckText(absl::string_view what, absl::string_view text);
+
 // From the arguments that are no flags. INVALID_ARGUMENT: no command, one that does not exist (with
-// the nearest ones), too many words, or no node or run where one must be named.
+// the nearest ones), too many words, no node or run where one must be named, or no UTF-8.
 absl::StatusOr<Request> ReadRequest(const std::vector<std::string>& words);
 
 // What `isthmusctl help` prints.

@@ -16,6 +16,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/limits.h"
 #include "base/main_flags.h"
@@ -34,6 +35,8 @@
 #include "transport/client.h"
 #include "transport/errors.h"
 
+constexpr int64_t kNewestRound = -1;
+
 ABSL_FLAG(std::string, server, "",
           "the coordinator, HOST:PORT; default: the variable ISTHMUS_SERVER, else 127.0.0.1:7070");
 ABSL_FLAG(bool, json, false, "print the messages of the coordinator's services as JSON");
@@ -41,7 +44,7 @@ ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "longest wait for an answe
 ABSL_FLAG(std::string, reason, "",
           "why, of 'nodes drain', 'nodes evict' and 'runs pause'; at most 256 bytes");
 ABSL_FLAG(std::string, out, "", "the file that 'checkpoint export' writes");
-ABSL_FLAG(int64_t, round, -1,
+ABSL_FLAG(int64_t, round, kNewestRound,
           "the snapshot of 'checkpoint export' and 'runs fork'; -1: the newest");
 ABSL_FLAG(std::string, run, "", "the run of commands about a node; empty: the only one");
 ABSL_FLAG(std::vector<std::string>, set, {},
@@ -85,7 +88,16 @@ absl::Status CheckFlags() {
     return absl::InvalidArgumentError(
         absl::StrCat("--limit is ", absl::GetFlag(FLAGS_limit), "; it must be 1 to ", kLimitMax));
   }
-  return absl::OkStatus();
+  if (absl::GetFlag(FLAGS_round) < kNewestRound) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--round is ", absl::GetFlag(FLAGS_round),
+                     "; give the round of a snapshot, 0 or more, or leave it out for the newest"));
+  }
+  for (const std::string& field : absl::GetFlag(FLAGS_set)) {
+    ISTHMUS_RETURN_IF_ERROR(CheckText("--set", field));
+  }
+  ISTHMUS_RETURN_IF_ERROR(CheckText("--run", absl::GetFlag(FLAGS_run)));
+  return CheckText("--reason", absl::GetFlag(FLAGS_reason));
 }
 
 // Exit code and sentence for a call that failed.
@@ -161,6 +173,11 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   std::string text(kRunSpecFileBytesMax + 1, '\0');  // one more than it takes
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(file.gcount()));
+  // The coordinator would not even see it.
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    ISTHMUS_RETURN_IF_ERROR(CheckText(absl::StrCat("line ", i + 1, " of '", path, "'"), lines[i]));
+  }
   if (!text.empty()) return text;
   return absl::NotFoundError(absl::StrCat("'", path, "' cannot be read, or is empty"));
 }

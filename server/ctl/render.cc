@@ -103,6 +103,11 @@ std::string RunText(const v1::Run& run, const std::vector<v1::Node>& nodes) {
     }
     Line(&text, "spec", revisions);
   }
+  if (run.has_forked_from()) {
+    Line(&text, "forked from",
+         absl::StrCat("run ", run.forked_from().run(), " after round ",
+                      Grouped(run.forked_from().round())));
+  }
   if (run.is_paused()) {
     Line(&text, "paused", run.pause_reason().empty() ? "no reason given" : run.pause_reason());
   }
@@ -124,6 +129,10 @@ std::string RunText(const v1::Run& run, const std::vector<v1::Node>& nodes) {
 std::string RunsText(const std::vector<v1::Run>& runs) {
   Table table({"RUN", "STATE", "ROUND", "OF", "LIVE", "WAITS FOR"});
   for (const v1::Run& run : runs) {
+    if (run.state() == v1::RUN_STATE_UNSPECIFIED) {
+      table.Add({run.run(), "not served", "", "", "", run.waiting_for()});
+      continue;
+    }
     table.Add({run.run(), Words(v1::RunState_Name(run.state()), "RUN_STATE_"),
                Grouped(run.committed_round()), Grouped(run.steps()),
                absl::StrCat(run.live_nodes(), " of ", run.nodes()), run.waiting_for()});

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "server/ctl/commands.h"
 #include "server/ctl/deeds.h"
@@ -64,6 +66,35 @@ TEST(Presets, EachIsShownWithItsPaperAndFieldsToCopy) {
   EXPECT_THAT(text, HasSubstr("\n    source: SOURCE_PARAM_DELTA\n"
                               "    schedule { local_steps: 500 }\n"));
   EXPECT_THAT(text, HasSubstr("\n    outer { kind: OUTER_KIND_NESTEROV lr: 0.7 momentum: 0.9 }\n"));
+}
+
+TEST(Presets, LongLinesGoOnInTheNextOne) {
+  const std::vector<std::string> lines = absl::StrSplit(PresetsText(), '\n');
+  for (const std::string& line : lines) EXPECT_LE(line.size(), 100u) << line;
+  // What a line goes on with has its name in it, too.
+  EXPECT_THAT(PresetsText(), HasSubstr("\n        sign: OUTER_SIGN_EXACT }\n"));
+}
+
+TEST(Commands, TheHelpHasAllOfEveryCommand) {
+  const std::string help = HelpText();
+  EXPECT_THAT(help, HasSubstr("\n  runs create SPEC_FILE  add a run"));
+  EXPECT_THAT(help, HasSubstr("\n  checkpoint export [RUN]\n"
+                              "                         the parameters of"));
+  EXPECT_THAT(help, HasSubstr("\n  runs fork RUN NEW_NAME [FIELD=VALUE...]\n"
+                              "                         a new run from"));
+  EXPECT_THAT(help, HasSubstr("\n  runs update RUN [FIELD=VALUE...]\n"));
+  for (const char* flag : {"--round=N", "--out=FILE"}) EXPECT_THAT(help, HasSubstr(flag));
+  for (const absl::string_view line : absl::StrSplit(help, '\n')) {
+    EXPECT_LE(line.size(), 100u) << line;
+    EXPECT_FALSE(absl::EndsWith(line, " ")) << line;
+  }
+}
+
+TEST(Commands, WhatIsNoUtf8IsRefusedBeforeItIsSent) {
+  EXPECT_THAT(std::string(ReadRequest({"runs", "pause", "f\xfcr"}).status().message()),
+              HasSubstr("an argument is not UTF-8 ('f\\xfcr')"));
+  EXPECT_TRUE(CheckText("--reason", "für Köln").ok());
+  EXPECT_THAT(std::string(CheckText("--reason", "\xff").message()), StartsWith("--reason is not"));
 }
 
 TEST(Commands, SomeAreAboutANode) {
@@ -262,6 +293,23 @@ TEST(Summary, ARunThatHasNotBegunNamesWhoIsMissing) {
   EXPECT_EQ(SummaryOf(run, {node}),
             "Run first has not begun: for 12 s it has waited for b, which has not joined yet; look "
             "at b.");
+}
+
+TEST(Render, AForkSaysWhatItCameFrom) {
+  v1::Run run = StalledRun();
+  EXPECT_THAT(RunText(run, {}), testing::Not(HasSubstr("forked from")));
+  run.mutable_forked_from()->set_run("old");
+  run.mutable_forked_from()->set_round(1000);
+  EXPECT_THAT(RunText(run, {}), HasSubstr("\n  forked from    run old after round 1,000\n"));
+}
+
+TEST(Render, ARunThatIsNotServedIsListedWithTheReason) {
+  v1::Run run;
+  run.set_run("second");
+  run.set_waiting_for("run 'second' is not served: its folder is damaged");
+  EXPECT_THAT(
+      RunsText({StalledRun(), run}),
+      HasSubstr("\nsecond  not served  -      -      -       run 'second' is not served: its"));
 }
 
 TEST(Render, TablesHoldWhatMatters) {

@@ -320,6 +320,20 @@ class Reflection(Ctl):
 
 
 class Usage(Ctl):
+    def test_what_no_coordinator_is_asked(self):
+        """Refused at once: nobody listens there."""
+        nobody = f"127.0.0.1:{free_port()}"
+        for words in (("runs", "fork", "a", "b"), ("checkpoint", "export", "--out=x")):
+            said = self.ctl(*words, "--round=-5", address=nobody, code=2)
+            self.assertIn("--round is -5; give the round of a snapshot, 0 or more", said)
+        words = (b"runs", b"pause", b"small", b"--reason=f\xfcr heute")
+        said = self.ctl(*words, address=nobody, code=2)
+        self.assertIn("--reason is not UTF-8 ('f\\xfcr heute')", said)
+        spec = self.folder / "spec.txtpb"
+        spec.write_bytes(b"# first line\n# f\xfcr\n")
+        said = self.ctl("runs", "create", spec, address=nobody, code=1)
+        self.assertIn(f"line 2 of '{spec}' is not UTF-8", said)
+
     def test_wrong_usage_is_told_with_the_nearest_command(self):
         self.assertIn("did you mean 'nodes list'", self.ctl("node", "lst", code=2))
         self.assertIn("no command", self.ctl(code=2))
