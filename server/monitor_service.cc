@@ -97,12 +97,13 @@ class MonitorServer::Service final : public v1::MonitorService::CallbackService 
   absl::Status ReadRuns(const v1::ListRunsRequest& request, v1::ListRunsResponse* response) const {
     ISTHMUS_ASSIGN_OR_RETURN(const Page page,
                              ReadPage(request.page_size(), request.page_token(), 0));
-    const std::vector<Coordinator*> all = runs_->All();
+    std::vector<v1::Run> all = runs_->NotServed();
+    for (Coordinator* run : runs_->All()) all.push_back(Run(run, /*with_spec=*/false));
+    std::sort(all.begin(), all.end(),
+              [](const v1::Run& a, const v1::Run& b) { return a.run() < b.run(); });
     const uint64_t begin = std::min<uint64_t>(page.begin, all.size());
     const uint64_t end = std::min<uint64_t>(begin + page.size, all.size());
-    for (uint64_t at = begin; at < end; ++at) {
-      *response->add_runs() = Run(all[at], /*with_spec=*/false);
-    }
+    for (uint64_t at = begin; at < end; ++at) *response->add_runs() = std::move(all[at]);
     if (end < all.size()) response->set_next_page_token(PageToken(end));
     return absl::OkStatus();
   }

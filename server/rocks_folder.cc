@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "transport/errors.h"
 
 namespace isthmus {
 namespace {
@@ -256,8 +257,10 @@ absl::Status RocksFolder::Explain(const rocksdb::Status& status, absl::string_vi
   }
   if (status.IsNotFound()) return absl::NotFoundError(what);
   if (status.IsIOError() && absl::StrContains(status.ToString(), "lock")) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(what, ". Another coordinator uses it; end that one, or name another folder"));
+    return WithReason(
+        absl::FailedPreconditionError(absl::StrCat(
+            what, ". Another coordinator uses it; end that one, or name another folder")),
+        kReasonFolderInUse);
   }
   if (status.IsCorruption()) {
     return absl::DataLossError(absl::StrCat(

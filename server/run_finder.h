@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "isthmus/v1/admin.pb.h"
+#include "isthmus/v1/monitor.pb.h"
 #include "server/coordinator.h"
 
 namespace isthmus {
@@ -15,10 +16,13 @@ namespace isthmus {
 class RunFinder {
  public:
   virtual ~RunFinder() = default;
-  // Empty: the only one there is. NOT_FOUND: names those that are here.
+  // Empty: the only one there is. NOT_FOUND: names those that are here. UNAVAILABLE: one that is
+  // not served, and why.
   virtual absl::StatusOr<Coordinator*> Find(const std::string& run) const = 0;
   // Ascending by name of the run.
   virtual std::vector<Coordinator*> All() const = 0;
+  // Runs whose folder could not be gone on with, ascending by name; `waiting_for` says why.
+  virtual std::vector<v1::Run> NotServed() const { return {}; }
   virtual absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::CreateRunRequest& request) = 0;
   virtual absl::StatusOr<v1::ForkRunResponse> ForkRun(const v1::ForkRunRequest& request) = 0;
 };

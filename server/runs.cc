@@ -30,6 +30,38 @@ absl::Status InFolder(const absl::Status& status, const std::string& dir) {
   return absl::Status(status.code(), absl::StrCat(dir, ": ", status.message()));
 }
 
+// First out of the way as a whole: half a database would stop the next start.
+void RemoveFolder(const std::string& dir) {
+  if (dir.empty()) return;
+  const fs::path going = fs::path(dir).parent_path() / kGoing;
+  std::error_code error;
+  fs::remove_all(going, error);
+  fs::rename(dir, going, error);
+  fs::remove_all(going, error);
+}
+
+// The folder of a run that comes into being; it goes where none does. Outlives the run's store.
+class NewFolder {
+ public:
+  explicit NewFolder(std::string dir) : dir_(std::move(dir)) {}
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+  ~NewFolder() {
+    if (!is_kept_) RemoveFolder(dir_);
+  }
+  void Keep() { is_kept_ = true; }
+
+ private:
+  const std::string dir_;
+  bool is_kept_ = false;
+};
+
+// Whether an error is that of one folder, and says nothing of the others.
+bool IsOfOneFolder(const absl::Status& status) {
+  return ReasonOf(status) != kReasonFolderInUse && !absl::IsResourceExhausted(status) &&
+         !absl::IsAlreadyExists(status);
+}
+
 absl::Status MakeFolder(const std::string& dir) {
   std::error_code error;
   if (!dir.empty()) fs::create_directories(dir, error);
@@ -55,7 +87,9 @@ absl::Status Runs::ResumeAll() {
     ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, options_.open_store(dir));
     ISTHMUS_RETURN_IF_ERROR(StartRun(*options_.spec, std::move(store), dir));
   } else if (!dir.empty() && fs::exists(fs::path(dir) / kStoreMark)) {
-    ISTHMUS_RETURN_IF_ERROR(ResumeFolder(dir));
+    // No run has such a name, and which one it is cannot be said where it cannot be read.
+    std::error_code error;
+    ISTHMUS_RETURN_IF_ERROR(ResumeOrSetAside(fs::absolute(dir, error).string(), dir));
   }
   if (dir.empty()) return absl::OkStatus();
   std::error_code none;  // there is no such folder: no run was created
@@ -65,7 +99,19 @@ absl::Status Runs::ResumeAll() {
     if (fs::exists(entry.path() / kStoreMark)) folders.push_back(entry.path().string());
   }
   std::sort(folders.begin(), folders.end());
-  for (const std::string& folder : folders) ISTHMUS_RETURN_IF_ERROR(ResumeFolder(folder));
+  for (const std::string& folder : folders) {
+    ISTHMUS_RETURN_IF_ERROR(ResumeOrSetAside(fs::path(folder).filename().string(), folder));
+  }
+  if (!runs_.empty() || not_served_.empty()) return absl::OkStatus();
+  return not_served_.begin()->second;
+}
+
+absl::Status Runs::ResumeOrSetAside(const std::string& run, const std::string& dir) {
+  const absl::Status resumed = ResumeFolder(dir);
+  if (resumed.ok() || !IsOfOneFolder(resumed)) return resumed;
+  LogError("a run cannot be gone on with and is not served",
+           {{"run", run}, {"why", std::string(resumed.message())}});
+  not_served_[run] = resumed;
   return absl::OkStatus();
 }
 
@@ -108,8 +154,12 @@ absl::Status Runs::StartRun(const v1::RunSpec& spec, std::shared_ptr<Store> stor
 
 // An empty store. What a creation that was never answered has left there goes.
 absl::StatusOr<std::unique_ptr<Store>> Runs::OpenNew(const std::string& dir) const {
+  std::error_code unknown;
+  const bool was_there = fs::exists(dir, unknown);
   ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
-  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, options_.open_store(dir));
+  absl::StatusOr<std::unique_ptr<Store>> opened = options_.open_store(dir);
+  if (!opened.ok() && !was_there) RemoveFolder(dir);
+  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, std::move(opened));
   if (store->State().run.has_value()) {
     return WithReason(absl::AlreadyExistsError(absl::StrCat(
                           dir,
@@ -119,12 +169,7 @@ absl::StatusOr<std::unique_ptr<Store>> Runs::OpenNew(const std::string& dir) con
   }
   if (store->Pieces(0).empty()) return store;
   store = nullptr;
-  // First out of the way as a whole: half a database would stop the next start.
-  const fs::path going = fs::path(dir).parent_path() / kGoing;
-  std::error_code error;
-  fs::remove_all(going, error);
-  fs::rename(dir, going, error);
-  fs::remove_all(going, error);
+  RemoveFolder(dir);
   ISTHMUS_RETURN_IF_ERROR(MakeFolder(dir));
   return options_.open_store(dir);
 }
@@ -134,10 +179,24 @@ std::string Runs::FolderOf(const std::string& run) const {
   return (fs::path(options_.state_dir) / kRunsFolder / run).string();
 }
 
+absl::Status Runs::NotServedStatus(const std::string& run) const {
+  return WithReason(
+      absl::UnavailableError(absl::StrCat(
+          "run '", run, "' is not served: ", not_served_.at(run).message(),
+          ". Mend that folder or take it away, and start the coordinator again; its other runs go "
+          "on meanwhile")),
+      "RUN_NOT_SERVED");
+}
+
 absl::Status Runs::CheckRoom(const std::string& run) const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (runs_.count(run) != 0) {
     return WithReason(absl::AlreadyExistsError(absl::StrCat("there is a run '", run, "' already")),
+                      "RUN_EXISTS");
+  }
+  if (not_served_.count(run) != 0) {
+    return WithReason(absl::AlreadyExistsError(absl::StrCat(NotServedStatus(run).message(),
+                                                            ". Or give the new run another name")),
                       "RUN_EXISTS");
   }
   if (runs_.size() < kRunsMax) return absl::OkStatus();
@@ -167,9 +226,12 @@ absl::StatusOr<v1::CreateRunResponse> Runs::CreateRun(const v1::CreateRunRequest
   }
   ISTHMUS_RETURN_IF_ERROR(CheckRoom(spec.run()));
   const std::string dir = FolderOf(spec.run());
-  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, OpenNew(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Store> opened, OpenNew(dir));
+  NewFolder folder(dir);
+  std::shared_ptr<Store> store = std::move(opened);
   // Persist: Coordinator::Start writes what the run is.
   ISTHMUS_RETURN_IF_ERROR(StartRun(spec, std::move(store), dir));
+  folder.Keep();
   LogInfo("an operator creates a run", {{"run", spec.run()}, {"state_dir", dir}});
   return response;
 }
@@ -208,6 +270,7 @@ absl::StatusOr<v1::ForkRunResponse> Runs::ForkRun(const v1::ForkRunRequest& requ
   ISTHMUS_ASSIGN_OR_RETURN(const v1::RunSpec spec,
                            UpdatedSpec(last, request.name(), request.spec(),
                                        {request.set().begin(), request.set().end()}));
+  ISTHMUS_RETURN_IF_ERROR(CheckKeepsModel(SpecChanges(last, spec)));
   v1::StoredFork fork;
   fork.set_run(source.spec.run());
   fork.set_round(source.snapshot.facts().round());
@@ -216,11 +279,14 @@ absl::StatusOr<v1::ForkRunResponse> Runs::ForkRun(const v1::ForkRunRequest& requ
   if (before.has_value()) return *before;
   ISTHMUS_RETURN_IF_ERROR(CheckRoom(spec.run()));
   const std::string dir = FolderOf(spec.run());
-  ISTHMUS_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, OpenNew(dir));
+  ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Store> opened, OpenNew(dir));
+  NewFolder folder(dir);
+  std::shared_ptr<Store> store = std::move(opened);
   ISTHMUS_ASSIGN_OR_RETURN(const ForkStart start, CopyForFork(source, spec, store.get()));
   // Persist: from here on the run exists.
   ISTHMUS_RETURN_IF_ERROR(store->Write(start.batch));
   ISTHMUS_RETURN_IF_ERROR(StartRun(spec, std::move(store), dir));
+  folder.Keep();
   LogInfo("an operator forks a run", {{"run", spec.run()},
                                       {"from", fork.run()},
                                       {"round", absl::StrCat(fork.round())},
@@ -235,8 +301,9 @@ absl::StatusOr<v1::ForkRunResponse> Runs::ForkRun(const v1::ForkRunRequest& requ
 
 absl::StatusOr<Coordinator*> Runs::Find(const std::string& run) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (run.empty() && runs_.size() == 1) return runs_.begin()->second.get();
+  if (run.empty() && runs_.size() == 1 && not_served_.empty()) return runs_.begin()->second.get();
   if (const auto found = runs_.find(run); found != runs_.end()) return found->second.get();
+  if (not_served_.count(run) != 0) return NotServedStatus(run);
   if (runs_.empty()) {
     return WithReason(absl::NotFoundError("this coordinator has no run yet; make one: isthmusctl "
                                           "runs create SPEC_FILE"),
@@ -244,6 +311,7 @@ absl::StatusOr<Coordinator*> Runs::Find(const std::string& run) const {
   }
   std::vector<std::string> names;
   for (const auto& [name, coordinator] : runs_) names.push_back(absl::StrCat("'", name, "'"));
+  for (const auto& [name, why] : not_served_) names.push_back(absl::StrCat("'", name, "'"));
   const bool one = names.size() == 1;
   return WithReason(
       absl::NotFoundError(absl::StrCat(
@@ -257,6 +325,16 @@ std::vector<Coordinator*> Runs::All() const {
   std::vector<Coordinator*> all;
   for (const auto& [name, coordinator] : runs_) all.push_back(coordinator.get());
   return all;
+}
+
+std::vector<v1::Run> Runs::NotServed() const {
+  std::vector<v1::Run> runs;
+  for (const auto& [name, why] : not_served_) {
+    runs.emplace_back();
+    runs.back().set_run(name);
+    runs.back().set_waiting_for(std::string(NotServedStatus(name).message()));
+  }
+  return runs;
 }
 
 void Runs::Stop() {

@@ -33,13 +33,16 @@ struct RunsOptions {
 
 class Runs final : public RunFinder, public RoundHost {
  public:
-  // Goes on with every run that the folders hold. Errors as of Coordinator::Start and of opening a
-  // store, with the run's folder.
+  // Goes on with every run that the folders hold. One whose folder is damaged, or of another
+  // version, is not served, and the others are. Errors as of Coordinator::Start and of opening a
+  // store, with the run's folder: of the run of `spec`, of a folder that another process uses,
+  // where there is no room, and where no run is left.
   static absl::StatusOr<std::unique_ptr<Runs>> Start(RunsOptions options);
   ~Runs() override;
 
   absl::StatusOr<Coordinator*> Find(const std::string& run) const override;
   std::vector<Coordinator*> All() const override;
+  std::vector<v1::Run> NotServed() const override;
   //   INVALID_ARGUMENT     the spec does not parse or does not hold
   //   ALREADY_EXISTS       a run of that name has another spec; names the first field that differs
   //   RESOURCE_EXHAUSTED   as many runs as there may be, or no room on the disk
@@ -71,18 +74,21 @@ class Runs final : public RunFinder, public RoundHost {
   explicit Runs(RunsOptions options) : options_(std::move(options)) {}
   absl::Status ResumeAll();
   absl::Status ResumeFolder(const std::string& dir);
+  absl::Status ResumeOrSetAside(const std::string& run, const std::string& dir);
   absl::Status StartRun(const v1::RunSpec& spec, std::shared_ptr<Store> store,
                         const std::string& dir);
   absl::StatusOr<absl::optional<v1::ForkRunResponse>> ForkedBefore(const v1::StoredFork& fork,
                                                                    const v1::RunSpec& spec) const;
   absl::StatusOr<std::unique_ptr<Store>> OpenNew(const std::string& dir) const;
   std::string FolderOf(const std::string& run) const;
+  absl::Status NotServedStatus(const std::string& run) const;
   absl::Status CheckRoom(const std::string& run) const;
 
   const RunsOptions options_;
   std::mutex create_mutex_;  // one run at a time comes into being; taken first
   mutable std::mutex mutex_;
   bool stopping_ = false;
+  std::map<std::string, absl::Status> not_served_;  // filled before there are other threads
   std::map<std::string, std::unique_ptr<Coordinator>> runs_;
 };
 

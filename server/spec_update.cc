@@ -298,6 +298,19 @@ absl::Status CheckKeepsState(const v1::RunSpec& before, const v1::RunSpec& after
       "SPEC_FIELD_FIXED");
 }
 
+absl::Status CheckKeepsModel(const std::vector<v1::SpecChange>& changes) {
+  std::vector<v1::SpecChange> others;
+  for (const v1::SpecChange& change : changes) {
+    if (absl::StartsWith(change.field(), "model.")) others.push_back(change);
+  }
+  if (others.empty()) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "a fork starts from a state of the other run's model, so it keeps ", ChangesText(others),
+          "; leave that as it is, or make a run of its own: isthmusctl runs create")),
+      "SPEC_FIELD_FIXED");
+}
+
 absl::Status CheckUnderWay(const v1::RunSpec& before, const std::vector<v1::SpecChange>& changes) {
   if (before.overlap() == 0) return absl::OkStatus();
   std::vector<std::string> kept;

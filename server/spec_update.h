@@ -40,6 +40,9 @@ absl::Status CheckNodesCanChange(const std::vector<v1::SpecChange>& changes);
 // FAILED_PRECONDITION: a change of what a hosted model consists of.
 absl::Status CheckKeepsState(const v1::RunSpec& before, const v1::RunSpec& after);
 
+// FAILED_PRECONDITION: a change of the model, whose state a fork starts from.
+absl::Status CheckKeepsModel(const std::vector<v1::SpecChange>& changes);
+
 // FAILED_PRECONDITION: with overlap, a change of what contributions and updates look like or do:
 // rounds before and after it are under way at once.
 absl::Status CheckUnderWay(const v1::RunSpec& before, const std::vector<v1::SpecChange>& changes);

@@ -28,6 +28,9 @@
 
 namespace isthmus {
 
+// Reason of the error where another process has a state folder open.
+inline constexpr char kReasonFolderInUse[] = "STATE_FOLDER_IN_USE";
+
 // A committed round: its record, and its pieces as the events that carry them, so that what is kept
 // and what every watcher is sent are the same bytes in one place. Never changes.
 struct StoredUpdate {

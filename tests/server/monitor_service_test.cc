@@ -63,8 +63,29 @@ struct Served {
     return response;
   }
 
+  // Beside the run one that is not served.
+  class TwoRuns final : public RunFinder {
+   public:
+    explicit TwoRuns(Coordinator* coordinator) : one_(coordinator) {}
+    absl::StatusOr<Coordinator*> Find(const std::string& run) const override {
+      return one_.Find(run);
+    }
+    std::vector<Coordinator*> All() const override { return one_.All(); }
+    std::vector<v1::Run> NotServed() const override { return not_served; }
+    absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::CreateRunRequest& request) override {
+      return one_.CreateRun(request);
+    }
+    absl::StatusOr<v1::ForkRunResponse> ForkRun(const v1::ForkRunRequest& request) override {
+      return one_.ForkRun(request);
+    }
+    std::vector<v1::Run> not_served;
+
+   private:
+    OneRun one_;
+  };
+
   TestCoordinator coordinator;
-  OneRun runs{coordinator.host.get()};
+  TwoRuns runs{coordinator.host.get()};
   std::unique_ptr<MonitorServer> monitor;  // outlives the server
   std::unique_ptr<GrpcServer> server;
   std::unique_ptr<v1::MonitorService::Stub> stub;
@@ -155,6 +176,28 @@ TEST(Monitor, AnswersAllCalls) {
   EXPECT_EQ(served.Ask(&Stub::GetRound, round_request)->round().round(), 3u);
   round_request.set_round(2);
   EXPECT_EQ(served.Ask(&Stub::GetRound, round_request)->round().state(), v1::ROUND_STATE_COMMITTED);
+}
+
+TEST(Monitor, ListsRunsThatAreNotServedAmongTheOthers) {
+  Served served(TestSpec({"a", "b"}, 0, 5));
+  for (const char* name : {"old", "worn"}) {
+    served.runs.not_served.emplace_back();
+    served.runs.not_served.back().set_run(name);
+    served.runs.not_served.back().set_waiting_for("its folder is damaged");
+  }
+  v1::ListRunsRequest request;
+  request.set_page_size(2);
+  std::vector<std::string> names;
+  do {
+    const auto runs = served.Ask(&Stub::ListRuns, request);
+    ASSERT_TRUE(runs.ok()) << runs.status();
+    for (const v1::Run& run : runs->runs()) {
+      names.push_back(run.run());
+      EXPECT_EQ(run.waiting_for() == "its folder is damaged", run.run() != "test");
+    }
+    request.set_page_token(runs->next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_THAT(names, ElementsAre("old", "test", "worn"));
 }
 
 TEST(Monitor, ErrorsSayWhatAndWhy) {

@@ -12,6 +12,7 @@
 
 #include "server/monitor_view.h"
 #include "server/rocks_store.h"
+#include "spec/run_spec.h"
 #include "tests/server/fakes.h"
 #include "transport/errors.h"
 
@@ -39,16 +40,27 @@ class RunsTest : public ::testing::Test {
     std::filesystem::remove_all(dir_);
   }
   void Start(absl::optional<v1::RunSpec> spec = absl::nullopt) {
+    const absl::Status started = TryStart(std::move(spec));
+    ASSERT_TRUE(started.ok()) << started;
+  }
+  absl::Status TryStart(absl::optional<v1::RunSpec> spec = absl::nullopt) {
     runs_ = nullptr;
     RunsOptions options;
     options.spec = std::move(spec);
     options.state_dir = dir_;
-    options.open_store = [](const std::string& dir) {
-      return OpenRocksStore({dir, StoreLimits()});
+    options.open_store = [this](const std::string& dir) -> absl::StatusOr<std::unique_ptr<Store>> {
+      auto opened = OpenRocksStore({dir, StoreLimits()});
+      if (!open_fails_with_.ok()) return open_fails_with_;
+      return opened;
     };
     auto started = Runs::Start(std::move(options));
-    ASSERT_TRUE(started.ok()) << started.status();
-    runs_ = *std::move(started);
+    if (started.ok()) runs_ = *std::move(started);
+    return started.status();
+  }
+  bool Exists(const std::string& name) const { return std::filesystem::exists(dir_ + "/" + name); }
+  // Bytes in place of the file that says where a database begins.
+  void Damage(const std::string& run) {
+    std::ofstream(absl::StrCat(dir_, "/runs/", run, "/CURRENT")) << "nothing of the kind";
   }
   absl::StatusOr<v1::CreateRunResponse> Create(const v1::RunSpec& spec) {
     v1::CreateRunRequest request;
@@ -73,6 +85,7 @@ class RunsTest : public ::testing::Test {
   static std::string Said(const absl::Status& status) { return std::string(status.message()); }
 
   std::string dir_;
+  absl::Status open_fails_with_;
   std::unique_ptr<Runs> runs_;
 };
 
@@ -128,6 +141,93 @@ TEST_F(RunsTest, CallsGoToTheRunTheyName) {
   EXPECT_EQ(runs_->JoinRun(ask).status().code(), absl::StatusCode::kNotFound);
   ask.set_run("other");
   EXPECT_EQ(runs_->JoinRun(ask)->spec().run(), "other");
+}
+
+TEST_F(RunsTest, OneThatCannotBeReadDoesNotStopTheOthers) {
+  Start();
+  for (const char* run : {"first", "second", "third"}) ASSERT_TRUE(Create(SpecOf(run)).ok());
+  runs_ = nullptr;
+  Damage("second");
+  Start();
+  EXPECT_THAT(Names(), ElementsAre("first", "third"));
+  const absl::Status asked = runs_->Find("second").status();
+  EXPECT_EQ(asked.code(), absl::StatusCode::kUnavailable) << asked;  // nodes try again
+  EXPECT_EQ(ReasonOf(asked), "RUN_NOT_SERVED");
+  EXPECT_THAT(Said(asked), AllOf(HasSubstr("run 'second' is not served"), HasSubstr(dir_),
+                                 HasSubstr("Mend that folder or take it away")));
+  ASSERT_EQ(runs_->NotServed().size(), 1u);
+  EXPECT_EQ(runs_->NotServed()[0].run(), "second");
+  EXPECT_EQ(runs_->NotServed()[0].waiting_for(), Said(asked));
+  EXPECT_THAT(Said(runs_->Find("").status()), HasSubstr("'first', 'third', 'second'"));
+  const absl::Status again = Create(SpecOf("second")).status();
+  EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists) << again;
+  EXPECT_THAT(Said(again), HasSubstr("is not served"));
+
+  // No call that names no run goes to the one that is left; and alone it stops the start.
+  runs_ = nullptr;
+  std::filesystem::remove_all(dir_ + "/runs/first");
+  Start();
+  EXPECT_THAT(Said(runs_->Find("").status()), HasSubstr("no run was named"));
+  runs_ = nullptr;
+  std::filesystem::remove_all(dir_ + "/runs/third");
+  EXPECT_THAT(Said(TryStart()), HasSubstr("/runs/second"));
+  std::filesystem::remove_all(dir_ + "/runs/second");
+  Start();
+  ASSERT_TRUE(Create(SpecOf("second")).ok());
+}
+
+// What says nothing of a run's folder is no reason to leave the run out.
+TEST_F(RunsTest, AFolderInUseOrAFullDiskStopsTheStart) {
+  Start();
+  ASSERT_TRUE(Create(SpecOf("first")).ok());
+  ASSERT_TRUE(Create(SpecOf("second")).ok());
+  runs_ = nullptr;
+  {
+    const auto other = OpenRocksStore({dir_ + "/runs/second", StoreLimits()});
+    ASSERT_TRUE(other.ok()) << other.status();
+    EXPECT_THAT(Said(TryStart()), HasSubstr("Another coordinator uses it"));
+  }
+  open_fails_with_ = absl::ResourceExhaustedError("full");
+  EXPECT_EQ(Said(TryStart()), "full");
+}
+
+TEST_F(RunsTest, ACreationThatFailsLeavesNoFolder) {
+  Start();
+  open_fails_with_ = absl::ResourceExhaustedError("full");
+  EXPECT_EQ(Said(Create(SpecOf("first")).status()), "full");
+  EXPECT_FALSE(Exists("runs/first"));
+  open_fails_with_ = absl::OkStatus();
+  runs_->Stop();
+  EXPECT_EQ(Create(SpecOf("first")).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(Exists("runs/first"));
+  EXPECT_FALSE(Exists("runs/.going"));
+  // What is there already is not touched.
+  Start();
+  ASSERT_TRUE(Create(SpecOf("first")).ok());
+  runs_ = nullptr;
+  std::filesystem::rename(dir_ + "/runs/first", dir_ + "/aside");
+  Start();
+  std::filesystem::rename(dir_ + "/aside", dir_ + "/runs/first");
+  EXPECT_THAT(Said(Create(SpecOf("first")).status()), HasSubstr("that came there since"));
+  Start();
+  EXPECT_THAT(Names(), ElementsAre("first"));
+}
+
+TEST_F(RunsTest, LinesOfTheLogNameTheirRun) {
+  Start();
+  ASSERT_TRUE(Create(SpecOf("test")).ok());
+  ASSERT_TRUE(Create(SpecOf("other")).ok());
+  FakeNode a(runs_.get(), "a"), b(runs_.get(), "b");
+  testing::internal::CaptureStderr();
+  a.JoinAndWatch();
+  b.JoinAndWatch();
+  ASSERT_TRUE(a.SubmitRandom(1, 1).ok());
+  ASSERT_TRUE(b.SubmitRandom(1, 2).ok());
+  a.ExpectOpened(1);
+  a.ExpectUpdate(1);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, testing::ContainsRegex("node joined node=a .*run=test"));
+  EXPECT_THAT(log, testing::ContainsRegex("round committed round=1 .*run=test"));
 }
 
 TEST_F(RunsTest, ThereAreOnlySoMany) {
@@ -288,6 +388,41 @@ TEST_F(RunsTest, NodesOfAForkFetchItsStartState) {
   Start();
   EXPECT_THAT(Names(), ElementsAre("again", "test"));
   EXPECT_EQ((*runs_->Find("again"))->fork()->run(), "test");
+}
+
+TEST_F(RunsTest, AForkThatCannotBeIsRefusedAndLeavesNoFolder) {
+  v1::RunSpec spec = SpecOf("test");
+  spec.mutable_model()->set_layers(1);
+  spec.mutable_model()->set_heads(2);
+  spec.mutable_model()->set_width(64);
+  spec.mutable_model()->set_context(16);
+  spec.mutable_data()->set_sequences_per_node(4);
+  ASSERT_TRUE(CompleteRunSpec(&spec).ok());
+  const Kept kept(spec);
+  std::filesystem::create_directories(dir_ + "/runs/test");
+  {
+    const auto store = OpenRocksStore({dir_ + "/runs/test", StoreLimits()});
+    ASSERT_TRUE(store.ok()) << store.status();
+    const auto all = MakeMemoryStore();
+    const auto start = CopyForFork(kept.source, spec, all.get());
+    ASSERT_TRUE(start.ok()) << start.status();
+    // A snapshot of which a piece is gone.
+    ASSERT_TRUE((*store)->WritePiece(0, {0, 0, 1000}, *all->ReadPiece(0, {0, 0, 1000})).ok());
+    ASSERT_TRUE((*store)->Write(start->batch).ok());
+  }
+  Start();
+  const absl::Status other = Fork("test", "other", {"model.layers=3", "model.heads=1"}).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition) << other;
+  EXPECT_EQ(ReasonOf(other), "SPEC_FIELD_FIXED");
+  EXPECT_THAT(Said(other),
+              AllOf(HasSubstr("model.layers 1 -> 3"), HasSubstr("model.heads 2 -> 1")));
+  EXPECT_FALSE(Exists("runs/other"));
+  const absl::Status less = Fork("test", "other", {"seed=3"}).status();
+  EXPECT_FALSE(less.ok());
+  EXPECT_NE(ReasonOf(less), "SPEC_FIELD_FIXED") << less;
+  EXPECT_FALSE(Exists("runs/other"));
+  EXPECT_FALSE(Exists("runs/.going"));
+  EXPECT_THAT(Names(), ElementsAre("test"));
 }
 
 TEST_F(RunsTest, WithoutASnapshotThereIsNoFork) {
