@@ -120,7 +120,7 @@ v1::Manifest OneMatrix(uint64_t payload_bytes, double density) {
 
 // Every node's, in every round: components at equal distances. Content does not matter here.
 std::vector<std::string> Contribution(const Grid& grid, uint32_t node) {
-  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_TOPK_F32, kPieceBytesMax);
+  PieceWriter writer(&grid, ContributionLayout(grid.codec()), kPieceBytesMax);
   for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
     const ChunkPlace place = grid.Place(chunk);
     Components components;
@@ -225,7 +225,7 @@ class Bench {
     header.set_base_round(round - 1);
     header.set_incarnation(node.joined.incarnation());
     header.set_attempt(node.joined.attempt());
-    header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
+    header.set_codec(v1::PAYLOAD_CODEC_COMPONENTS);
     header.set_steps(1);
     header.set_acknowledged_round(round - 1);
     header.add_ranges()->set_end(grid_->chunks());

@@ -340,13 +340,14 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest&
   ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(manifest, codec));
   const auto grid = std::make_shared<const Grid>(std::move(made));
   // So every member has room for its contribution, and none can wait for another's. A chunk has a
-  // value at least (where any travel), in numbers a byte: what is too large by that is refused
+  // value at least (where any travel), which may be a byte: what is too large by that is refused
   // before its sizes are added up.
   const uint64_t shares = nodes_.size() * (1 + spec_.overlap());  // rounds under way at once
   const uint64_t bytes_max = kOpenContributionBytesMax / shares;
   const bool sends = codec.kind() != v1::CODEC_KIND_NONE && !RowsOfTensors(codec);
-  const bool in_numbers = codec.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec);
-  const uint64_t chunk_min = in_numbers ? 1 : sizeof(float);
+  const bool in_format =
+      codec.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec) || SendsGapCoded(codec);
+  const uint64_t chunk_min = in_format ? 1 : sizeof(float);
   const uint64_t bytes_min = sends ? grid->chunks() * chunk_min : 0;
   absl::optional<ContributionSizes> sizes;
   if (bytes_min <= bytes_max) sizes.emplace(grid);

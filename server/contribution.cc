@@ -12,24 +12,45 @@
 
 namespace isthmus {
 
+namespace {
+
+ByteRange Plus(ByteRange sum, uint64_t times, ByteRange each) {
+  return {sum.least + times * each.least, sum.most + times * each.most};
+}
+
+// A value that kernels of runs with an outer step do not take.
+absl::Status CheckMagnitudes(const Grid& grid, uint64_t chunk, const Components& components) {
+  size_t at = 0;
+  if (AllWithin(kNumberMax, components.value, &at)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(grid.Describe(chunk), ": value ", at, " is ",
+                                                 components.value[at], "; magnitudes up to ",
+                                                 kNumberMax, " are taken"));
+}
+
+}  // namespace
+
 ContributionSizes::ContributionSizes(std::shared_ptr<const Grid> grid) : grid_(std::move(grid)) {
-  before_block_.push_back(0);
+  before_block_.emplace_back();
   for (const Block& block : grid_->blocks()) {
     // All chunks of a block but its last have one shape.
     const uint64_t last = block.first_chunk + block.chunks - 1;
-    before_block_.push_back(before_block_.back() +
-                            (block.chunks - 1) * grid_->ContributionBytes(block.first_chunk) +
-                            grid_->ContributionBytes(last));
+    const ByteRange whole =
+        Plus(before_block_.back(), block.chunks - 1, grid_->ContributionBytes(block.first_chunk));
+    before_block_.push_back(Plus(whole, 1, grid_->ContributionBytes(last)));
   }
 }
 
-uint64_t ContributionSizes::Before(uint64_t chunk) const {
+ByteRange ContributionSizes::Before(uint64_t chunk) const {
   ISTHMUS_CHECK(chunk <= grid_->chunks());
   if (chunk == grid_->chunks()) return before_block_.back();
   const uint32_t at = grid_->BlockOfChunk(chunk);
   const uint64_t first = grid_->blocks()[at].first_chunk;
-  if (chunk == first) return before_block_[at];
-  return before_block_[at] + (chunk - first) * grid_->ContributionBytes(first);
+  return Plus(before_block_[at], chunk - first, grid_->ContributionBytes(first));
+}
+
+ByteRange ContributionSizes::Bytes(uint64_t begin, uint64_t end) const {
+  const ByteRange before = Before(begin), all = Before(end);
+  return {all.least - before.least, all.most - before.most};
 }
 
 absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string bytes) {
@@ -48,25 +69,29 @@ absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string b
   // transform of what a momentum holds.
   const bool checks =
       layout == v1::PAYLOAD_CODEC_TOPK_F32 && UpdateLayout(grid.codec()) == v1::PAYLOAD_CODEC_REPLY;
-  ISTHMUS_RETURN_IF_ERROR(
-      ForEachChunk(grid, piece, [&](uint64_t chunk, const Components& components) {
-        size_t at = 0;
-        if (!checks || AllWithin(kNumberMax, components.value, &at)) return absl::OkStatus();
-        return absl::InvalidArgumentError(absl::StrCat(grid.Describe(chunk), ": value ", at, " is ",
-                                                       components.value[at], "; magnitudes up to ",
-                                                       kNumberMax, " are taken"));
-      }));
   held.first_chunk = piece.first_chunk;
   held.end_chunk = piece.end_chunk;
+  held.first_block = grid.BlockOfChunk(piece.first_chunk);
+  Components components;
+  for (ChunkReader reader(&grid, piece); !reader.done();) {
+    const uint64_t chunk = reader.next_chunk();
+    ISTHMUS_ASSIGN_OR_RETURN(const absl::string_view coded, reader.Next(&components));
+    if (checks) ISTHMUS_RETURN_IF_ERROR(CheckMagnitudes(grid, chunk, components));
+    const uint64_t next = held.first_block + held.block_at.size();
+    if (held.block_at.empty() ||
+        (next < grid.blocks().size() && chunk == grid.blocks()[next].first_chunk)) {
+      held.block_at.push_back(static_cast<uint32_t>(coded.data() - held.bytes->data()));
+    }
+  }
+  held.block_at.push_back(static_cast<uint32_t>(held.bytes->size()));
   return held;
 }
 
-std::string ContributionDigest(const Grid& grid, const ContributionSizes& sizes,
-                               const std::vector<HeldPiece>& pieces) {
+std::string ContributionDigest(const Grid& grid, const std::vector<HeldPiece>& pieces) {
   Sha256 root;
   for (const Block& block : grid.blocks()) {
     Sha256 own;
-    ForEachPart(sizes, pieces, block.first_chunk, block.first_chunk + block.chunks,
+    ForEachPart(grid, pieces, block,
                 [&](uint64_t, uint64_t, absl::string_view bytes) { own.Update(bytes); });
     root.Update(own.Finish());
   }

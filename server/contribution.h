@@ -16,20 +16,22 @@
 
 namespace isthmus {
 
-// Sizes of contributions over one grid. O(blocks) to make, O(log blocks) to ask.
+// Sizes of contributions over one grid, which with gap-coded indices have limits only. O(blocks) to
+// make, O(log blocks) to ask.
 class ContributionSizes {
  public:
   explicit ContributionSizes(std::shared_ptr<const Grid> grid);
 
   // Coded bytes of chunks [begin, end), without the headers of pieces.
-  uint64_t Bytes(uint64_t begin, uint64_t end) const { return Before(end) - Before(begin); }
-  uint64_t total() const { return before_block_.back(); }
+  ByteRange Bytes(uint64_t begin, uint64_t end) const;
+  // At most, of the whole model.
+  uint64_t total() const { return before_block_.back().most; }
 
  private:
-  uint64_t Before(uint64_t chunk) const;
+  ByteRange Before(uint64_t chunk) const;
 
   std::shared_ptr<const Grid> grid_;
-  std::vector<uint64_t> before_block_;  // one more than blocks
+  std::vector<ByteRange> before_block_;  // one more than blocks
 };
 
 // A piece that was checked. The bytes never change, so they are shared without a lock.
@@ -37,23 +39,26 @@ struct HeldPiece {
   std::shared_ptr<const std::string> bytes;
   uint64_t first_chunk = 0;
   uint64_t end_chunk = 0;
+  uint32_t first_block = 0;
+  // Where in `bytes` its part of each block begins, from that of first_block on; at last its size.
+  std::vector<uint32_t> block_at;
 };
 
-// Calls visit(first chunk, end chunk, their coded bytes) for what chunks [begin, end) are in of
-// `pieces`, which were checked, ascend and cover them. Sizes follow from the grid, so a chunk is
-// found inside a piece without reading what is before.
+// Calls visit(first chunk, end chunk, their coded bytes) for what the chunks of a block of `grid`
+// are in of `pieces`, which were checked, ascend and cover them.
 template <typename Visit>
-void ForEachPart(const ContributionSizes& sizes, const std::vector<HeldPiece>& pieces,
-                 uint64_t begin, uint64_t end, const Visit& visit) {
+void ForEachPart(const Grid& grid, const std::vector<HeldPiece>& pieces, const Block& block,
+                 const Visit& visit) {
+  const uint32_t number = grid.BlockOfChunk(block.first_chunk);
+  uint64_t begin = block.first_chunk;
+  const uint64_t end = begin + block.chunks;
   auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
                                 [](uint64_t b, const HeldPiece& p) { return b < p.end_chunk; });
   for (; begin < end; ++piece) {
     ISTHMUS_CHECK(piece != pieces.end() && piece->first_chunk <= begin);
     const uint64_t part_end = std::min(end, piece->end_chunk);
-    visit(begin, part_end,
-          absl::string_view(*piece->bytes)
-              .substr(kPieceHeaderBytes + sizes.Bytes(piece->first_chunk, begin),
-                      sizes.Bytes(begin, part_end)));
+    const uint32_t* at = piece->block_at.data() + (number - piece->first_block);
+    visit(begin, part_end, absl::string_view(*piece->bytes).substr(at[0], at[1] - at[0]));
     begin = part_end;
   }
 }
@@ -65,7 +70,6 @@ absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string b
 
 // PayloadDigest (spec/piece.h) of pieces that were checked, ascend and cover the model once: what
 // was checked when it came is not read again.
-std::string ContributionDigest(const Grid& grid, const ContributionSizes& sizes,
-                               const std::vector<HeldPiece>& pieces);
+std::string ContributionDigest(const Grid& grid, const std::vector<HeldPiece>& pieces);
 
 }  // namespace isthmus

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -12,8 +13,8 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
-#include "server/fold.h"
 #include "server/monitor_view.h"
+#include "server/update_form.h"
 #include "spec/piece.h"
 #include "spec/rounds.h"
 #include "spec/run_spec.h"
@@ -78,12 +79,6 @@ uint64_t MembersSnapshotEvery(const v1::RunSpec& spec, uint64_t snapshot_every) 
   return IsHosted(spec) ? 0 : snapshot_every;
 }
 
-uint32_t FloatBits(float value) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
 // The pieces as events, and what the record says of them.
 void AddPieces(const Grid& grid, CodedUpdate coded, StoredUpdate* update) {
   v1::UpdateRecord& record = update->record;
@@ -117,6 +112,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   ISTHMUS_CHECK(options.store != nullptr);
   const bool ticks_by_itself = options.ticks_by_itself;
   const bool commits_by_itself = options.commits_by_itself;
+  if (const auto& run = options.store->State().run) KeepLayouts(run->spec(), &options.spec);
   std::unique_ptr<Coordinator> coordinator(new Coordinator(std::move(options)));
   ISTHMUS_RETURN_IF_ERROR(coordinator->Resume());
   if (commits_by_itself) {
@@ -354,9 +350,10 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   record.set_step(revisions_.StepAfter(round));  // a void update advances the step too
   record.set_spec_revision(revisions_.RevisionOf(round));
   record.set_lr_bits(LearningRateBits(round));
-  record.set_weight_decay_bits(FloatBits(revisions_.SpecOf(round).optimizer().weight_decay()));
+  record.set_weight_decay_bits(
+      absl::bit_cast<uint32_t>(revisions_.SpecOf(round).optimizer().weight_decay()));
   record.set_is_void(job.round.is_void);
-  record.set_codec(UpdateLayout(spec_.codec()));
+  record.set_codec(UpdateLayout(job.model->codec));
   for (size_t i = 0; i < job.round.included.size(); ++i) {
     v1::IncludedContribution* included = record.add_included();
     included->set_node(job.round.included[i]);
@@ -370,11 +367,12 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
       ISTHMUS_ASSIGN_OR_RETURN(coded, MakeOuterPieces(job, &norm, batch));
     } else {
       FoldedUpdate folded =
-          FoldContributions(grid, job.model->sizes, job.contributions, fold_threads_);
+          InForm(grid, FoldContributions(grid, job.contributions, fold_threads_), fold_threads_);
       norm = folded.norm;
+      record.set_codec(folded.layout);
       coded = MergedPieces(grid, std::move(folded));
     }
-    record.set_norm_bits(FloatBits(norm));
+    record.set_norm_bits(absl::bit_cast<uint32_t>(norm));
     AddPieces(grid, std::move(coded), update.get());
   }
   const auto previous = store_->RecordSha256(round - 1);
@@ -436,7 +434,7 @@ void Coordinator::Deliver() {
 }
 
 uint32_t Coordinator::LearningRateBits(uint64_t round) const {
-  return FloatBits(revisions_.LearningRateOf(round));
+  return absl::bit_cast<uint32_t>(revisions_.LearningRateOf(round));
 }
 
 void Coordinator::TickLoop() {

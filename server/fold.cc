@@ -16,29 +16,27 @@ namespace {
 // between the two, and is plenty for the threads.
 constexpr size_t kBatchBlocks = 256;
 
-// The chunks [begin, end) of one contribution, decoded, appended to `out`.
-void Decode(const Grid& grid, const ContributionSizes& sizes, const std::vector<HeldPiece>& pieces,
-            uint64_t begin, uint64_t end, std::vector<Components>* out) {
-  ForEachPart(
-      sizes, pieces, begin, end,
-      [&](uint64_t part_begin, uint64_t part_end, absl::string_view bytes) {
-        const PieceView part = {ContributionLayout(grid.codec()), part_begin, part_end, bytes};
-        for (ChunkReader reader(&grid, part); !reader.done();) {
-          out->emplace_back();
-          ISTHMUS_CHECK(reader.Next(&out->back()).ok());  // it was checked when it came
-        }
-      });
+// The chunks of a block of one contribution, decoded, appended to `out`.
+void Decode(const Grid& grid, const std::vector<HeldPiece>& pieces, const Block& block,
+            std::vector<Components>* out) {
+  const v1::PayloadCodec layout = ContributionLayout(grid.codec());
+  ForEachPart(grid, pieces, block, [&](uint64_t begin, uint64_t end, absl::string_view bytes) {
+    const PieceView part = {layout, begin, end, bytes};
+    for (ChunkReader reader(&grid, part); !reader.done();) {
+      out->emplace_back();
+      ISTHMUS_CHECK(reader.Next(&out->back()).ok());  // it was checked when it came
+    }
+  });
 }
 
 // Merged components of each chunk of one block.
-std::vector<Components> MergeBlock(const Grid& grid, const ContributionSizes& sizes,
+std::vector<Components> MergeBlock(const Grid& grid,
                                    const std::vector<std::vector<HeldPiece>>& contributions,
                                    const Block& block) {
   std::vector<std::vector<Components>> decoded(contributions.size());
   for (size_t node = 0; node < contributions.size(); ++node) {
     decoded[node].reserve(block.chunks);
-    Decode(grid, sizes, contributions[node], block.first_chunk, block.first_chunk + block.chunks,
-           &decoded[node]);
+    Decode(grid, contributions[node], block, &decoded[node]);
   }
   std::vector<Components> merged(block.chunks);
   std::vector<const Components*> senders(contributions.size());
@@ -59,14 +57,13 @@ double SumOfSquares(const std::vector<Components>& chunks) {
 
 // Of the values that all nodes send of a chunk, their mean: (sum in node order, from the first on)
 // / number of nodes, in float32. Of one block, in the order of its chunks.
-std::vector<Components> MeanOfBlock(const Grid& grid, const ContributionSizes& sizes,
+std::vector<Components> MeanOfBlock(const Grid& grid,
                                     const std::vector<std::vector<HeldPiece>>& contributions,
                                     const Block& block) {
   std::vector<Components> mean, own;
   for (const std::vector<HeldPiece>& pieces : contributions) {
     own.clear();
-    Decode(grid, sizes, pieces, block.first_chunk, block.first_chunk + block.chunks,
-           mean.empty() ? &mean : &own);
+    Decode(grid, pieces, block, mean.empty() ? &mean : &own);
     for (size_t c = 0; c < own.size(); ++c) {
       for (size_t i = 0; i < own[c].value.size(); ++i) mean[c].value[i] += own[c].value[i];
     }
@@ -80,12 +77,13 @@ std::vector<Components> MeanOfBlock(const Grid& grid, const ContributionSizes& s
 
 }  // namespace
 
-FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
+FoldedUpdate FoldContributions(const Grid& grid,
                                const std::vector<std::vector<HeldPiece>>& contributions,
                                int threads) {
   ISTHMUS_CHECK(!contributions.empty());
   const bool sends_rows = SendsRows(grid.codec());
-  PieceWriter writer(&grid, UpdateLayout(grid.codec()), kPieceBytesMax);
+  const v1::PayloadCodec layout = UpdateLayout(grid.codec());
+  PieceWriter writer(&grid, layout, kPieceBytesMax);
   const std::vector<Block>& blocks = grid.blocks();
   std::vector<std::vector<Components>> merged;
   double squares = 0;
@@ -93,8 +91,8 @@ FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
     const size_t count = std::min(kBatchBlocks, blocks.size() - first);
     merged.assign(count, {});
     ParallelFor(count, threads, [&](size_t i) {
-      merged[i] = sends_rows ? MeanOfBlock(grid, sizes, contributions, blocks[first + i])
-                             : MergeBlock(grid, sizes, contributions, blocks[first + i]);
+      merged[i] = sends_rows ? MeanOfBlock(grid, contributions, blocks[first + i])
+                             : MergeBlock(grid, contributions, blocks[first + i]);
     });
     for (size_t i = 0; i < count; ++i) {
       uint64_t chunk = blocks[first + i].first_chunk;
@@ -108,7 +106,7 @@ FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
       }
     }
   }
-  return {writer.Finish(), static_cast<float>(std::sqrt(squares))};
+  return {writer.Finish(), layout, static_cast<float>(std::sqrt(squares))};
 }
 
 }  // namespace isthmus

@@ -13,6 +13,7 @@ namespace isthmus {
 
 struct FoldedUpdate {
   std::vector<std::string> pieces;
+  v1::PayloadCodec layout = v1::PAYLOAD_CODEC_UNSPECIFIED;  // of them
   // 2-norm of the merged values: the blocks' sums of squares, in double, added in block order; the
   // root rounded once to float32.
   float norm = 0;
@@ -20,9 +21,9 @@ struct FoldedUpdate {
 
 // `contributions`: one for each included node in ascending name, at least one; each covers the
 // model with checked pieces, ascending. Returns the update's pieces (UpdateLayout, at most
-// kPieceBytesMax), ascending. The bytes depend on nothing but the contributions' chunks: not
-// on how those were cut into pieces, not on who came first, not on `threads`.
-FoldedUpdate FoldContributions(const Grid& grid, const ContributionSizes& sizes,
+// kPieceBytesMax), ascending. The bytes depend on nothing but the contributions' chunks: not on how
+// those were cut into pieces, not on who came first, not on `threads`.
+FoldedUpdate FoldContributions(const Grid& grid,
                                const std::vector<std::vector<HeldPiece>>& contributions,
                                int threads);
 

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/log.h"
@@ -19,18 +20,6 @@ namespace {
 // large as itself, or half of what may be kept, whichever is more.
 constexpr uint64_t kSnapshotsWorthOfRounds = 4;
 
-uint64_t BitsOf(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-double DoubleOf(uint64_t bits) {
-  double value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
 absl::Status Damaged(const std::string& what) {
   return absl::DataLossError(absl::StrCat(
       what, ". Look at the store with coordinator --check_store, and start with a copy of it"));
@@ -42,8 +31,8 @@ absl::Status Damaged(const std::string& what) {
 v1::HostedState Coordinator::HostedStart() {
   v1::HostedState state;
   state.set_sha256(Sha256Of(""));
-  state.set_beta1_power_bits(BitsOf(1.0));
-  state.set_beta2_power_bits(BitsOf(1.0));
+  state.set_beta1_power_bits(absl::bit_cast<uint64_t>(1.0));
+  state.set_beta2_power_bits(absl::bit_cast<uint64_t>(1.0));
   return state;
 }
 
@@ -67,8 +56,8 @@ absl::StatusOr<std::unique_ptr<HostedModel>> Coordinator::LoadHosted(
     ISTHMUS_ASSIGN_OR_RETURN(const std::string piece, store_->ReadPiece(facts.round(), range));
     if (range.section <= behind) hosted->Load(range, piece);
   }
-  hosted->set_powers({DoubleOf(snapshot.hosted().beta1_power_bits()),
-                      DoubleOf(snapshot.hosted().beta2_power_bits())});
+  hosted->set_powers({absl::bit_cast<double>(snapshot.hosted().beta1_power_bits()),
+                      absl::bit_cast<double>(snapshot.hosted().beta2_power_bits())});
   ISTHMUS_RETURN_IF_ERROR(hosted->Check());
   const std::string sha256 = StateSha256({hosted->SectionHash(0, facts.step())}, facts);
   if (sha256 != facts.state_sha256()) {
@@ -114,9 +103,7 @@ absl::Status Coordinator::ReplayRound(uint64_t round) {
     return Damaged(absl::StrCat(aggregate.status().message(), ", and should be"));
   }
   ISTHMUS_RETURN_IF_ERROR(aggregate.status());
-  const uint32_t lr_bits = record.lr_bits();
-  float gamma = 0.0f;
-  std::memcpy(&gamma, &lr_bits, sizeof(gamma));
+  const auto gamma = absl::bit_cast<float>(record.lr_bits());
   ISTHMUS_ASSIGN_OR_RETURN(
       const CodedUpdate update,
       hosted_->Step(HostedStepOf(revisions_.SpecOf(round), round, gamma), *aggregate));
@@ -203,8 +190,8 @@ absl::Status Coordinator::WriteHostedPieces(v1::StoredSnapshot* snapshot) {
   facts.set_step(step);
   facts.set_sections(1);
   facts.set_elements(model_->grid->elements());
-  facts.set_beta1_power_bits(BitsOf(1.0));
-  facts.set_beta2_power_bits(BitsOf(1.0));
+  facts.set_beta1_power_bits(absl::bit_cast<uint64_t>(1.0));
+  facts.set_beta2_power_bits(absl::bit_cast<uint64_t>(1.0));
   facts.set_frozen_sha256(hosted_frozen_sha256_);
   facts.set_fingerprint(model_->fingerprint);
   facts.set_state_sha256(StateSha256({hosted_->SectionHash(0, step)}, facts));
@@ -212,8 +199,8 @@ absl::Status Coordinator::WriteHostedPieces(v1::StoredSnapshot* snapshot) {
   v1::HostedState& hosted = *snapshot->mutable_hosted();
   hosted.set_sections(hosted_->sections() - 1);
   hosted.set_sha256(hosted_->HashBehindX(hosted_->sections() - 1, step));
-  hosted.set_beta1_power_bits(BitsOf(hosted_->powers().beta1));
-  hosted.set_beta2_power_bits(BitsOf(hosted_->powers().beta2));
+  hosted.set_beta1_power_bits(absl::bit_cast<uint64_t>(hosted_->powers().beta1));
+  hosted.set_beta2_power_bits(absl::bit_cast<uint64_t>(hosted_->powers().beta2));
   return absl::OkStatus();
 }
 

@@ -19,11 +19,10 @@ namespace {
 // order of the tensor, except for DCT components: chunk after chunk of the block.
 class Folder {
  public:
-  Folder(const OuterFoldSettings& settings, const Grid& grid, const ContributionSizes& sizes,
+  Folder(const OuterFoldSettings& settings, const Grid& grid,
          const std::vector<OuterContribution>& contributions)
       : settings_(settings),
         grid_(grid),
-        sizes_(sizes),
         contributions_(contributions),
         is_dct_(grid.codec().kind() == v1::CODEC_KIND_DCT),
         in_numbers_(grid.codec().kind() == v1::CODEC_KIND_NUMBERS) {
@@ -54,7 +53,6 @@ class Folder {
 
   OuterFoldSettings settings_;
   const Grid& grid_;
-  const ContributionSizes& sizes_;
   const std::vector<OuterContribution>& contributions_;
   const bool is_dct_, in_numbers_;
   std::vector<float> factors_;
@@ -65,7 +63,7 @@ void Folder::ForEachChunkOf(const Block& block, const OuterContribution& contrib
                             const Visit& visit) const {
   // All chunks of a block but its last have one shape.
   const uint64_t each = grid_.Place(block.first_chunk).shape.elements();
-  ForEachPart(sizes_, contribution.pieces, block.first_chunk, block.first_chunk + block.chunks,
+  ForEachPart(grid_, contribution.pieces, block,
               [&](uint64_t begin, uint64_t end, absl::string_view bytes) {
                 for (uint64_t chunk = begin; chunk < end; ++chunk) {
                   const uint64_t offset = (chunk - block.first_chunk) * each;
@@ -223,11 +221,11 @@ OuterFoldSettings OuterFoldSettingsOf(const v1::RunSpec& spec) {
 }
 
 absl::StatusOr<BlockFold> MakeBlockFold(const OuterFoldSettings& settings, const Grid& grid,
-                                        const ContributionSizes& sizes,
+
                                         const std::vector<OuterContribution>& contributions,
                                         int threads) {
   ISTHMUS_CHECK(!contributions.empty());
-  const auto folder = std::make_shared<Folder>(settings, grid, sizes, contributions);
+  const auto folder = std::make_shared<Folder>(settings, grid, contributions);
   ISTHMUS_RETURN_IF_ERROR(folder->SetFactors(threads));
   return BlockFold([folder, &grid](size_t block, absl::Span<float> g) {
     folder->FoldBlock(grid.blocks()[block], g);
@@ -241,11 +239,11 @@ float NormOf(const std::vector<double>& squares) {
 }
 
 absl::StatusOr<OuterAggregate> FoldOuter(const OuterFoldSettings& settings, const Grid& grid,
-                                         const ContributionSizes& sizes,
+
                                          const std::vector<OuterContribution>& contributions,
                                          int threads) {
   ISTHMUS_ASSIGN_OR_RETURN(const BlockFold fold,
-                           MakeBlockFold(settings, grid, sizes, contributions, threads));
+                           MakeBlockFold(settings, grid, contributions, threads));
   const std::vector<uint64_t> offsets = BlockOffsets(grid);
   OuterAggregate aggregate;
   aggregate.g.resize(grid.elements());

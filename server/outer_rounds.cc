@@ -2,6 +2,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/coordinator.h"
@@ -18,12 +19,6 @@ absl::Status Refused(absl::string_view reason, const std::string& text) {
   return WithReason(absl::InvalidArgumentError(text), reason);
 }
 
-float FloatOf(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
 }  // namespace
 
 // Where nodes take steps of their own, how many, of what and how large decides what a contribution
@@ -31,10 +26,11 @@ float FloatOf(uint32_t bits) {
 absl::Status Coordinator::CheckOuterHeader(const v1::SubmitHeader& header) const {
   const uint32_t lr_bits = LearningRateBits(header.round());
   if (header.lr_bits() != lr_bits) {
-    return Refused("WRONG_LEARNING_RATE",
-                   absl::StrCat("lr_bits is ", header.lr_bits(), " (", FloatOf(header.lr_bits()),
-                                "); the learning rate of round ", header.round(), " is ", lr_bits,
-                                " (", FloatOf(lr_bits), "), as its opening said"));
+    return Refused(
+        "WRONG_LEARNING_RATE",
+        absl::StrCat("lr_bits is ", header.lr_bits(), " (", absl::bit_cast<float>(header.lr_bits()),
+                     "); the learning rate of round ", header.round(), " is ", lr_bits, " (",
+                     absl::bit_cast<float>(lr_bits), "), as its opening said"));
   }
   const v1::RunSpec& spec = revisions_.SpecOf(header.round());
   const ContributionSize limits = revisions_.SizeLimitsOf(header.round());
@@ -68,17 +64,17 @@ absl::StatusOr<CodedUpdate> Coordinator::MakeOuterPieces(const CommitJob& job, f
   OuterFoldSettings settings = OuterFoldSettingsOf(spec);
   settings.limits = revisions_.SizeLimitsOf(round);
   if (IsHosted(spec_)) {
-    ISTHMUS_ASSIGN_OR_RETURN(OuterAggregate aggregate, FoldOuter(settings, grid, job.model->sizes,
-                                                                 contributions, fold_threads_));
+    ISTHMUS_ASSIGN_OR_RETURN(OuterAggregate aggregate,
+                             FoldOuter(settings, grid, contributions, fold_threads_));
     *norm = aggregate.norm;
-    const float gamma = FloatOf(LearningRateBits(round));
+    const float gamma = absl::bit_cast<float>(LearningRateBits(round));
     ISTHMUS_ASSIGN_OR_RETURN(CodedUpdate update,
                              hosted_->Step(HostedStepOf(spec, round, gamma), aggregate.g));
     batch->aggregate = std::make_shared<const std::vector<float>>(std::move(aggregate.g));
     return update;
   }
-  ISTHMUS_ASSIGN_OR_RETURN(const BlockFold fold, MakeBlockFold(settings, grid, job.model->sizes,
-                                                               contributions, fold_threads_));
+  ISTHMUS_ASSIGN_OR_RETURN(const BlockFold fold,
+                           MakeBlockFold(settings, grid, contributions, fold_threads_));
   const NumberSettings reply = NumberSettingsOf(spec.codec().reply());
   std::vector<double> squares(grid.blocks().size());
   CodedUpdate update = WriteReply(grid, fold_threads_, [&](size_t b, CodedBlock* out) {

@@ -45,6 +45,7 @@ constexpr absl::string_view kMayChange[] = {
     "codec.topk_k",
     "codec.numbers.",
     "codec.reply.",
+    "codec.update_form",
     "snapshot.every_rounds",
     "schedule.",
     "aggregate.",
@@ -241,6 +242,7 @@ absl::StatusOr<v1::RunSpec> UpdatedSpec(const v1::RunSpec& last, const std::stri
   v1::RunSpec spec = last;
   if (!text.empty()) {
     ISTHMUS_ASSIGN_OR_RETURN(spec, ParseRunSpec(text));
+    KeepLayouts(last, &spec);
   } else {
     ISTHMUS_RETURN_IF_ERROR(DropDerived(last, &spec));
   }

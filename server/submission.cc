@@ -183,7 +183,8 @@ absl::Status Coordinator::CheckSizesLocked(const v1::SubmitHeader& header,
                     absl::StrCat("codec is ", v1::PayloadCodec_Name(header.codec()),
                                  "; this run takes ", v1::PayloadCodec_Name(layout)));
   }
-  uint64_t next = 0, chunks = 0, body_bytes = 0;
+  uint64_t next = 0, chunks = 0;
+  ByteRange body;
   for (const v1::ChunkRange& range : header.ranges()) {
     if (range.begin() < next || range.begin() >= range.end() ||
         range.end() > model_->grid->chunks()) {
@@ -196,15 +197,17 @@ absl::Status Coordinator::CheckSizesLocked(const v1::SubmitHeader& header,
     }
     next = range.end();
     chunks += range.end() - range.begin();
-    body_bytes += model_->sizes.Bytes(range.begin(), range.end());
+    const ByteRange bytes = model_->sizes.Bytes(range.begin(), range.end());
+    body = {body.least + bytes.least, body.most + bytes.most};
     ranges->Add(range.begin(), range.end());
   }
   if (chunks == 0) {
     return Malformed("WRONG_RANGES", "ranges is empty; a contribution announces its chunks");
   }
-  // Sizes follow from the ranges up to the number of pieces, at most one a chunk.
-  const uint64_t least = body_bytes + ranges->list().size() * kPieceHeaderBytes;
-  const uint64_t most = body_bytes + chunks * kPieceHeaderBytes;
+  // Sizes follow from the ranges up to the number of pieces, at most one a chunk, and to what gaps
+  // of indices take.
+  const uint64_t least = body.least + ranges->list().size() * kPieceHeaderBytes;
+  const uint64_t most = body.most + chunks * kPieceHeaderBytes;
   if (header.payload_bytes() < least || header.payload_bytes() > most) {
     return Malformed("WRONG_SIZE",
                      absl::StrCat("payload_bytes is ", header.payload_bytes(),
@@ -349,7 +352,7 @@ absl::StatusOr<v1::SubmitResponse> Coordinator::Submission::Finish(const v1::Sub
     if (!aggregator_->Covers(node)) return coordinator_->ReceiptLocked(node, header_.round());
     pieces = aggregator_->Pieces(node);
   }
-  const std::string digest = ContributionDigest(*model_->grid, model_->sizes, pieces);
+  const std::string digest = ContributionDigest(*model_->grid, pieces);
   if (digest != said) {
     return Malformed("DIGEST_MISMATCH",
                      absl::StrCat("the sender says digest ", HexPrefix(said),

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "kernels/component_code.h"
 #include "spec/manifest.h"
 #include "spec/rows.h"
 #include "spec/run_spec.h"
@@ -38,8 +39,8 @@ uint32_t FlatElements(const v1::CodecSpec& codec) {
 // Rows of a tensor whose rows travel by the published rules: one column of them fits into a piece.
 constexpr uint64_t kPublishedRowsMax = uint64_t{1} << 17;
 
-// Components sent of a chunk; all of them where that takes no more bytes. The published selection,
-// kept for parity, has exactly k.
+// Components sent of a chunk; all of them where that takes no more bytes, which with gap-coded
+// indices fewer never do. The published selection, kept for parity, has exactly k.
 uint32_t ComponentsOf(const v1::CodecSpec& codec, bool is_vector, const ChunkShape& shape) {
   const uint32_t elements = shape.elements();
   if (SendsRows(codec)) {
@@ -56,7 +57,7 @@ uint32_t ComponentsOf(const v1::CodecSpec& codec, bool is_vector, const ChunkSha
   const double exact = density * elements;
   const uint32_t k =
       std::min(elements, std::max<uint32_t>(1, static_cast<uint32_t>(std::llround(exact))));
-  return ContributionIsDense(elements, k) ? elements : k;
+  return !SendsGapCoded(codec) && ContributionIsDense(elements, k) ? elements : k;
 }
 
 }  // namespace
@@ -188,12 +189,20 @@ ChunkPlace Grid::Place(uint64_t chunk) const {
   return place;
 }
 
-size_t Grid::ContributionBytes(uint64_t chunk) const {
+ByteRange Grid::ContributionBytes(uint64_t chunk) const {
   const ChunkPlace place = Place(chunk);
+  const uint32_t elements = place.shape.elements();
   if (codec_.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec_)) {
-    return NumberBytes(NumberSettingsOf(codec_.numbers()), place.k);
+    const size_t bytes = NumberBytes(NumberSettingsOf(codec_.numbers()), place.k);
+    return {bytes, bytes};
   }
-  return ContributionChunkBytes(place.shape, place.k);
+  if (SendsGapCoded(codec_)) {
+    const NumberFormat format = NumberSettingsOf(codec_.numbers()).format;
+    return {ComponentChunkBytesMin(elements, place.k, format),
+            ComponentChunkBytesMax(elements, place.k, format)};
+  }
+  const size_t bytes = ContributionChunkBytes(place.shape, place.k);
+  return {bytes, bytes};
 }
 
 std::string Grid::Describe(uint64_t chunk) const {

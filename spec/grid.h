@@ -48,6 +48,22 @@ struct ChunkPlace {
   uint64_t stride = 0;         // elements between its rows
 };
 
+// Bytes of something whose size follows from its values within these limits.
+struct ByteRange {
+  uint64_t least = 0;
+  uint64_t most = 0;
+
+  bool operator==(const ByteRange& other) const {
+    return least == other.least && most == other.most;
+  }
+};
+
+// Whether components travel with gap-coded indices (kernels/component_code.h). Specs without
+// codec.numbers are of runs that were made before there were any: they have kernels/chunk.h.
+inline bool SendsGapCoded(const v1::CodecSpec& codec) {
+  return codec.kind() == v1::CODEC_KIND_DEMO && codec.has_numbers();
+}
+
 class Grid {
  public:
   // INVALID_ARGUMENT: see ValidateManifest, or a codec that is not complete (CompleteRunSpec,
@@ -78,7 +94,7 @@ class Grid {
   ChunkPlace Place(uint64_t chunk) const;
   uint32_t BlockOfChunk(uint64_t chunk) const;
   // Coded bytes of a contribution's chunk, in the layout of the codec (ContributionLayout).
-  size_t ContributionBytes(uint64_t chunk) const;
+  ByteRange ContributionBytes(uint64_t chunk) const;
   // "transformer.wte.weight, chunk 17 (of its 32)": for error messages.
   std::string Describe(uint64_t chunk) const;
 

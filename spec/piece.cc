@@ -8,6 +8,8 @@
 #include "base/crc32c.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "kernels/component_code.h"
+#include "kernels/sign_plane.h"
 #include "kernels/trits.h"
 #include "spec/rows.h"
 #include "spec/stages.h"
@@ -53,34 +55,41 @@ uint32_t ValuesOf(v1::PayloadCodec layout, const ChunkPlace& place) {
   return of_rows ? place.k : place.shape.elements();
 }
 
+bool AreVotes(const v1::CodecSpec& codec) {
+  return codec.numbers().format() == v1::NUMBER_FORMAT_SIGN1;
+}
+
 }  // namespace
 
 v1::PayloadCodec ContributionLayout(const v1::CodecSpec& codec) {
   if (SendsRows(codec)) return v1::PAYLOAD_CODEC_ROWS;
-  return codec.kind() == v1::CODEC_KIND_NUMBERS ? v1::PAYLOAD_CODEC_NUMBERS
-                                                : v1::PAYLOAD_CODEC_TOPK_F32;
+  if (codec.kind() == v1::CODEC_KIND_NUMBERS) return v1::PAYLOAD_CODEC_NUMBERS;
+  return SendsGapCoded(codec) ? v1::PAYLOAD_CODEC_COMPONENTS : v1::PAYLOAD_CODEC_TOPK_F32;
 }
 
 v1::PayloadCodec UpdateLayout(const v1::CodecSpec& codec) {
   if (SendsRows(codec)) return v1::PAYLOAD_CODEC_MERGED_DENSE;
+  if (SendsGapCoded(codec)) {
+    return AreVotes(codec) ? v1::PAYLOAD_CODEC_MERGED_VOTES : v1::PAYLOAD_CODEC_MERGED;
+  }
   const bool every_step = codec.kind() == v1::CODEC_KIND_DEMO ||
                           codec.kind() == v1::CODEC_KIND_DENSE ||
                           codec.kind() == v1::CODEC_KIND_NONE;
   return every_step ? v1::PAYLOAD_CODEC_MERGED_F32 : v1::PAYLOAD_CODEC_REPLY;
 }
 
+bool IsLayoutOf(const v1::CodecSpec& codec, v1::PayloadCodec layout) {
+  if (layout == ContributionLayout(codec) || layout == UpdateLayout(codec)) return true;
+  // All forms of an update, and what a contribution of signs took (MERGED).
+  return SendsGapCoded(codec) &&
+         (layout == v1::PAYLOAD_CODEC_MERGED || layout == v1::PAYLOAD_CODEC_MERGED_DENSE ||
+          (layout == v1::PAYLOAD_CODEC_SIGN_PLANE && codec.sign()));
+}
+
 NumberSettings LayoutNumbers(const Grid& grid, v1::PayloadCodec layout) {
   if (layout == v1::PAYLOAD_CODEC_MERGED_DENSE) return NumberSettings();
   return NumberSettingsOf(layout == v1::PAYLOAD_CODEC_REPLY ? grid.codec().reply()
                                                             : grid.codec().numbers());
-}
-
-size_t FixedChunkBytes(const Grid& grid, v1::PayloadCodec layout, uint64_t chunk) {
-  const NumberSettings numbers = LayoutNumbers(grid, layout);
-  ISTHMUS_CHECK(layout != v1::PAYLOAD_CODEC_MERGED_F32 && !IsEntropyCoded(layout, numbers));
-  const ChunkPlace place = grid.Place(chunk);
-  if (!HasNumbers(layout)) return ContributionChunkBytes(place.shape, place.k);
-  return NumberBytes(numbers, ValuesOf(layout, place));
 }
 
 absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
@@ -103,12 +112,11 @@ absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
                      ", its bytes give ", computed, "; it was damaged on the way, send it again"));
   }
   const int layout = static_cast<unsigned char>(bytes[kLayoutAt]);
-  const v1::PayloadCodec known[] = {ContributionLayout(grid.codec()), UpdateLayout(grid.codec())};
-  if ((layout != known[0] && layout != known[1]) ||
+  if (!IsLayoutOf(grid.codec(), static_cast<v1::PayloadCodec>(layout)) ||
       LoadU32(bytes, kLayoutAt) != static_cast<uint32_t>(layout)) {
-    return absl::InvalidArgumentError(absl::StrCat("a piece says layout ",
-                                                   LoadU32(bytes, kLayoutAt), "; known are ",
-                                                   known[0], " and ", known[1]));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a piece says layout ", LoadU32(bytes, kLayoutAt), "; this run has ",
+                     ContributionLayout(grid.codec()), " and ", UpdateLayout(grid.codec())));
   }
   piece.codec = static_cast<v1::PayloadCodec>(layout);
   piece.first_chunk = LoadU32(bytes, kFirstChunkAt);
@@ -131,12 +139,29 @@ ChunkReader::ChunkReader(const Grid* grid, const PieceView& piece)
 
 absl::Status ChunkReader::Read(Components* components) {
   const ChunkPlace place = grid_->Place(next_chunk_);
-  if (codec_ == v1::PAYLOAD_CODEC_TOPK_F32) {
-    return ReadContributionChunk(place.shape, place.k, &rest_, components);
+  const uint32_t elements = place.shape.elements();
+  switch (codec_) {
+    case v1::PAYLOAD_CODEC_TOPK_F32:
+      return ReadContributionChunk(place.shape, place.k, &rest_, components);
+    case v1::PAYLOAD_CODEC_MERGED_F32:
+      return ReadMergedChunk(place.shape, &rest_, components);
+    case v1::PAYLOAD_CODEC_COMPONENTS:
+      return ReadComponentChunk(elements, place.k, numbers_.format, &rest_, components);
+    case v1::PAYLOAD_CODEC_MERGED:
+      return ReadMergedComponents(elements, &rest_, components);
+    case v1::PAYLOAD_CODEC_MERGED_VOTES:
+      return ReadMergedVotes(elements, &rest_, components);
+    case v1::PAYLOAD_CODEC_MERGED_DENSE:
+      if (SendsRows(grid_->codec())) break;
+      return ReadMergedDense(elements, &rest_, components);
+    default:
+      break;
   }
-  if (!HasNumbers(codec_)) return ReadMergedChunk(place.shape, &rest_, components);
   components->index.clear();
   components->value.resize(ValuesOf(codec_, place));
+  if (codec_ == v1::PAYLOAD_CODEC_SIGN_PLANE) {
+    return ReadSignPlane(&rest_, absl::MakeSpan(components->value));
+  }
   if (IsEntropyCoded(codec_, numbers_)) {
     return ReadTrits(&rest_, absl::MakeSpan(components->value));
   }
@@ -187,25 +212,43 @@ void PieceWriter::Begin(uint64_t chunk, size_t bytes) {
 }
 
 void PieceWriter::Append(uint64_t chunk, const Components& components) {
-  ISTHMUS_CHECK(!HasNumbers(codec_));
   const ChunkPlace place = grid_->Place(chunk);
-  if (codec_ == v1::PAYLOAD_CODEC_TOPK_F32) {
-    Begin(chunk, ContributionChunkBytes(place.shape, place.k));
-    AppendContributionChunk(place.shape, place.k, components, &body_);
-  } else {
-    Begin(chunk, MergedChunkBytes(place.shape, static_cast<uint32_t>(components.size())));
-    AppendMergedChunk(place.shape, components, &body_);
+  const uint32_t elements = place.shape.elements();
+  coded_.clear();
+  switch (codec_) {
+    case v1::PAYLOAD_CODEC_TOPK_F32:
+      AppendContributionChunk(place.shape, place.k, components, &coded_);
+      break;
+    case v1::PAYLOAD_CODEC_MERGED_F32:
+      AppendMergedChunk(place.shape, components, &coded_);
+      break;
+    case v1::PAYLOAD_CODEC_COMPONENTS:
+      AppendComponentChunk(elements, place.k, numbers_.format, components, &coded_);
+      break;
+    case v1::PAYLOAD_CODEC_MERGED:
+      AppendMergedComponents(elements, components, &coded_);
+      break;
+    case v1::PAYLOAD_CODEC_MERGED_VOTES:
+      AppendMergedVotes(elements, components, &coded_);
+      break;
+    case v1::PAYLOAD_CODEC_MERGED_DENSE:
+      AppendMergedDense(elements, components, &coded_);
+      break;
+    default:
+      ISTHMUS_CHECK(false);  // AppendValues
   }
+  AppendCoded(chunk, {coded_.data(), coded_.size()});
 }
 
 void PieceWriter::AppendValues(uint64_t chunk, absl::Span<const float> values,
                                absl::Span<const float> draws) {
-  ISTHMUS_CHECK(HasNumbers(codec_));
+  const bool is_plane = codec_ == v1::PAYLOAD_CODEC_SIGN_PLANE;
+  ISTHMUS_CHECK(is_plane || HasNumbers(codec_));
   ISTHMUS_CHECK(values.size() == ValuesOf(codec_, grid_->Place(chunk)));
-  if (IsEntropyCoded(codec_, numbers_)) {
-    std::vector<char> coded;
-    AppendTrits(values, &coded);
-    return AppendCoded(chunk, {coded.data(), coded.size()});
+  if (is_plane || IsEntropyCoded(codec_, numbers_)) {
+    coded_.clear();
+    is_plane ? AppendSignPlane(values, &coded_) : AppendTrits(values, &coded_);
+    return AppendCoded(chunk, {coded_.data(), coded_.size()});
   }
   Begin(chunk, NumberBytes(numbers_, values.size()));
   AppendNumbers(numbers_, values, draws, &body_);

@@ -1,16 +1,18 @@
 // A piece: whole chunks of a contribution or of an update, the unit of sending and resending.
 //
 //   bytes 0-3    magic "ISP1"
-//   byte  4      layout: PayloadCodec (1 contribution, 2 merged, 3 contribution in a number format,
-//                4 update in a number format, 9 update of all k values of a chunk in float32,
-//                10 contribution of k values of a chunk in codec.numbers)
+//   byte  4      layout: PayloadCodec
 //   bytes 5-7    0
 //   bytes 8-11   first chunk, 32 bits little endian
 //   bytes 12-15  number of chunks, at least 1
 //   bytes 16-19  CRC-32C of bytes 0-15 and of the body
-//   bytes 20-    the chunks as in kernels/chunk.h, or, of layouts 3 and 4, kernels/number_format.h
-//                with codec.numbers and codec.reply (TERNARY of layout 4: kernels/trits.h): the
-//                chunk's values in row-major order
+//   bytes 20-    the chunks: TOPK_F32, MERGED_F32 as in kernels/chunk.h; COMPONENTS (in
+//                codec.numbers.format), MERGED, MERGED_VOTES, MERGED_DENSE as in
+//                kernels/component_code.h; SIGN_PLANE as in kernels/sign_plane.h; NUMBERS and REPLY
+//                as in kernels/number_format.h with codec.numbers and codec.reply (TERNARY of
+//                REPLY: kernels/trits.h), ROWS, and MERGED_DENSE of rows, likewise in codec.numbers
+//                and float32. Of the last four the chunk's values in row-major order, of rows the k
+//                values of those that are sent
 //
 // At most kPieceBytesMax. Contributions and updates have digests that do not depend on how they
 // were cut into pieces: SHA-256 over the blocks' SHA-256 (of their coded chunks) in block order.
@@ -43,14 +45,14 @@ struct PieceView {
 // Does not look into the chunks.
 absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes);
 
-// The layout of contributions and of updates with this codec.
+// The layout of contributions with this codec, and that of updates that hold what was merged (of
+// which server/update_form.h makes others).
 v1::PayloadCodec ContributionLayout(const v1::CodecSpec& codec);
 v1::PayloadCodec UpdateLayout(const v1::CodecSpec& codec);
+// Whether contributions or updates may have it.
+bool IsLayoutOf(const v1::CodecSpec& codec, v1::PayloadCodec layout);
 // Number format of a layout that has one (NUMBERS, REPLY).
 NumberSettings LayoutNumbers(const Grid& grid, v1::PayloadCodec layout);
-// Coded bytes of a chunk in any layout but those where they depend on the values: MERGED_F32, and
-// updates in NUMBER_FORMAT_TERNARY.
-size_t FixedChunkBytes(const Grid& grid, v1::PayloadCodec layout, uint64_t chunk);
 
 // Reads the chunks of an opened piece one after the other.
 class ChunkReader {
@@ -60,9 +62,9 @@ class ChunkReader {
   // Whether all chunks have been read.
   bool done() const { return next_chunk_ == end_chunk_; }
   uint64_t next_chunk() const { return next_chunk_; }
-  // Reads the next chunk and returns its coded bytes, a part of the piece. Of layouts with a number
-  // format `components` has all values, in order, and no index. INVALID_ARGUMENT naming tensor and
-  // chunk when it is malformed, or when bytes are left over after the last one.
+  // Reads the next chunk and returns its coded bytes, a part of the piece. Of layouts with values
+  // alone `components` has them, in order, and no index. INVALID_ARGUMENT naming tensor and chunk
+  // when it is malformed, or when bytes are left over after the last one.
   absl::StatusOr<absl::string_view> Next(Components* components);
 
  private:
@@ -89,9 +91,9 @@ class PieceWriter {
   // `piece_bytes_max`: at most kPieceBytesMax; a chunk that is larger alone has a piece of its own.
   PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max);
 
-  // `components` as AppendContributionChunk or AppendMergedChunk wants them.
+  // `components` as the layout's own function wants them.
   void Append(uint64_t chunk, const Components& components);
-  // Of layouts with a number format: all values of the chunk, row-major. `draws`: AppendNumbers.
+  // Of layouts with values alone: all of the chunk's, row-major. `draws`: AppendNumbers.
   void AppendValues(uint64_t chunk, absl::Span<const float> values,
                     absl::Span<const float> draws = {});
   // A chunk that is coded already, of any layout.
@@ -110,6 +112,7 @@ class PieceWriter {
   size_t piece_bytes_max_;
   std::vector<std::string> pieces_;
   std::vector<char> body_;
+  std::vector<char> coded_;  // of a chunk whose size is known when it is coded
   uint64_t first_chunk_ = 0;
   uint64_t next_chunk_ = 0;
 };

@@ -63,10 +63,27 @@ void FillTiming(v1::RunSpec* spec) {
   if (timing->deadline_ms() == 0 && !waits_for_all) timing->set_deadline_ms(60000);
 }
 
+// Whether all of what FillCodec fills in was there. Then it is a spec that was completed before,
+// perhaps by a release without codec.numbers, whose layouts its run keeps.
+bool WasComplete(const v1::CodecSpec& codec) {
+  return codec.kind() != v1::CODEC_KIND_UNSPECIFIED &&
+         codec.chunk_rule() != v1::CHUNK_RULE_UNSPECIFIED && codec.chunk_side() > 0 &&
+         codec.has_matrix_density() && codec.has_vector_density() && codec.has_beta() &&
+         codec.has_alpha() && codec.has_sign();
+}
+
 void FillCodec(v1::CodecSpec* codec) {
+  const bool was_complete = WasComplete(*codec);
   if (codec->kind() == v1::CODEC_KIND_UNSPECIFIED) codec->set_kind(v1::CODEC_KIND_DEMO);
   const bool published =
       codec->kind() == v1::CODEC_KIND_DEMO && codec->rules() == v1::METHOD_RULES_PUBLISHED;
+  if (codec->kind() == v1::CODEC_KIND_DEMO && !codec->has_numbers() && !was_complete) {
+    codec->mutable_numbers();
+  }
+  if (codec->kind() == v1::CODEC_KIND_DEMO && codec->has_numbers() &&
+      codec->numbers().format() == v1::NUMBER_FORMAT_UNSPECIFIED) {
+    codec->mutable_numbers()->set_format(v1::NUMBER_FORMAT_F32);
+  }
   if (codec->chunk_rule() == v1::CHUNK_RULE_UNSPECIFIED) {
     codec->set_chunk_rule(published ? v1::CHUNK_RULE_DIVISOR : v1::CHUNK_RULE_TILES);
   }
@@ -169,6 +186,7 @@ absl::Status CheckAllCounts(const v1::RunSpec& complete) {
          codec.has_numbers() && codec.kind() != v1::CODEC_KIND_NUMBERS && !HasMomentum(codec)},
         {"codec.topk_chunk", codec.topk_chunk() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
         {"codec.topk_k", codec.topk_k() > 0 && codec.kind() != v1::CODEC_KIND_TOPK},
+        {"codec.update_form", !is_demo && codec.update_form() != v1::UPDATE_FORM_UNSPECIFIED},
         {"codec.beta", !HasMomentum(codec) && codec.beta() != plain.beta()},
         {"codec.alpha", !HasMomentum(codec) && codec.alpha() != plain.alpha()},
         {"codec.lr_in_momentum", !HasMomentum(codec) && codec.has_lr_in_momentum()},
@@ -284,6 +302,15 @@ std::vector<std::string> SpecWarnings(const v1::RunSpec& spec) {
         "or OUTER_KIND_SIGN_MOMENTUM or SIGN_SGD, which take signs."));
   }
   return warnings;
+}
+
+void KeepLayouts(const v1::RunSpec& kept, v1::RunSpec* given) {
+  const v1::CodecSpec& codec = given->codec();
+  const bool plain =
+      codec.kind() == v1::CODEC_KIND_DEMO && codec.numbers().format() == v1::NUMBER_FORMAT_F32;
+  if (plain && kept.codec().kind() == v1::CODEC_KIND_DEMO && !kept.codec().has_numbers()) {
+    given->mutable_codec()->clear_numbers();
+  }
 }
 
 uint32_t EffectiveQuorum(const v1::RunSpec& spec) {

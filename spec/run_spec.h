@@ -24,7 +24,12 @@ absl::Status CompleteRunSpec(v1::RunSpec* spec);
 // The same for the codec alone, whose fields the grid and the methods use. CheckCodecSpec wants a
 // complete one: every default filled in.
 absl::Status CompleteCodecSpec(v1::CodecSpec* codec);
+
 absl::Status CheckCodecSpec(const v1::CodecSpec& codec);
+
+// A run that a release before codec.numbers made has no such field, and keeps its layouts: takes
+// the default for it out of `given`, a complete spec for the run whose spec is `kept`.
+void KeepLayouts(const v1::RunSpec& kept, v1::RunSpec* given);
 
 // The check of CompleteRunSpec, for a spec whose defaults are filled in.
 absl::Status CheckRunSpec(const v1::RunSpec& spec);

@@ -311,23 +311,44 @@ absl::Status CheckOverlap(const v1::RunSpec& spec) {
                 "under way; leave deterministic or overlap out");
 }
 
-// Fields of which the proto speaks and nothing reads yet.
-absl::Status CheckBuilt(const v1::RunSpec& spec) {
-  const v1::CodecSpec& codec = spec.codec();
-  const std::pair<absl::string_view, bool> open[] = {
-      {"codec.numbers", codec.kind() == v1::CODEC_KIND_DEMO && codec.has_numbers()},
-      {"codec.update_form", codec.update_form() != v1::UPDATE_FORM_UNSPECIFIED},
-  };
-  for (const auto& [field, is_given] : open) {
-    if (!is_given) continue;
-    return absl::InvalidArgumentError(absl::StrCat(field, " is not built yet; leave it out"));
+// What travels of components, and in what form it comes back.
+absl::Status CheckWire(const v1::CodecSpec& codec) {
+  if (!v1::UpdateForm_IsValid(codec.update_form())) {
+    return Refuse("codec.update_form", static_cast<int>(codec.update_form()),
+                  "give UPDATE_FORM_COMPONENTS, SIGN_PLANE or DENSE, or leave it out");
   }
-  return absl::OkStatus();
+  if (codec.kind() != v1::CODEC_KIND_DEMO) return absl::OkStatus();
+  const std::string form = v1::UpdateForm_Name(codec.update_form());
+  if (codec.update_form() != v1::UPDATE_FORM_UNSPECIFIED && !codec.has_numbers()) {
+    return Refuse("codec.update_form", form, "it wants codec.numbers, say { }");
+  }
+  if (codec.update_form() == v1::UPDATE_FORM_SIGN_PLANE && !codec.sign()) {
+    return Refuse("codec.update_form", form,
+                  "codec.sign is false, and the step needs the update's values; give "
+                  "UPDATE_FORM_COMPONENTS, or leave it out");
+  }
+  if (!codec.has_numbers()) return absl::OkStatus();
+  const v1::NumbersSpec& numbers = codec.numbers();
+  const std::string format = v1::NumberFormat_IsValid(numbers.format())
+                                 ? v1::NumberFormat_Name(numbers.format())
+                                 : absl::StrCat(static_cast<int>(numbers.format()));
+  if (!v1::NumberFormat_IsValid(numbers.format()) ||
+      numbers.format() == v1::NUMBER_FORMAT_UNSPECIFIED ||
+      numbers.format() == v1::NUMBER_FORMAT_TERNARY) {
+    return Refuse("codec.numbers.format", format,
+                  "components are sent as NUMBER_FORMAT_F32, BF16, F16, INT8, INT4 or SIGN1");
+  }
+  if (numbers.group() > 0) {
+    return Refuse("codec.numbers.group", numbers.group(),
+                  "the components of a chunk share a scale; leave it out");
+  }
+  if (numbers.hadamard() == 0) return absl::OkStatus();
+  return Refuse("codec.numbers.hadamard", numbers.hadamard(),
+                "components are those of a transform already; leave it out");
 }
 
 // Each stands on those before it.
 absl::Status CheckMethod(const v1::RunSpec& spec) {
-  ISTHMUS_RETURN_IF_ERROR(CheckBuilt(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckCodecSpec(spec.codec()));
   ISTHMUS_RETURN_IF_ERROR(CheckStages(spec));
   ISTHMUS_RETURN_IF_ERROR(CheckDrift(spec));
@@ -345,6 +366,7 @@ absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
   }
   ISTHMUS_RETURN_IF_ERROR(CheckStageCodec(codec));
   ISTHMUS_RETURN_IF_ERROR(CheckRows(codec));
+  ISTHMUS_RETURN_IF_ERROR(CheckWire(codec));
   if (codec.chunk_rule() != v1::CHUNK_RULE_TILES && codec.chunk_rule() != v1::CHUNK_RULE_DIVISOR) {
     return Refuse("codec.chunk_rule", static_cast<int>(codec.chunk_rule()),
                   "give CHUNK_RULE_TILES or CHUNK_RULE_DIVISOR");

@@ -11,6 +11,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/base/casts.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -31,12 +32,6 @@ namespace isthmus {
 namespace {
 
 constexpr double kSampleTemperature = 0.8;
-
-uint64_t DoubleBits(double value) {
-  uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
 
 std::vector<NamedShape> ShapesOf(const std::vector<ModelTensor>& tensors) {
   std::vector<NamedShape> shapes;
@@ -120,8 +115,8 @@ absl::StatusOr<v1::SnapshotFacts> Replica::StateFacts(uint64_t step) {
   // Without moments nothing reads them, and the hash does not cover them.
   const bool has_powers = sections.size() > 1;
   const StepState step_state = method_->step_state();
-  facts.set_beta1_power_bits(DoubleBits(has_powers ? step_state.beta1_power : 1.0));
-  facts.set_beta2_power_bits(DoubleBits(has_powers ? step_state.beta2_power : 1.0));
+  facts.set_beta1_power_bits(absl::bit_cast<uint64_t>(has_powers ? step_state.beta1_power : 1.0));
+  facts.set_beta2_power_bits(absl::bit_cast<uint64_t>(has_powers ? step_state.beta2_power : 1.0));
   std::vector<TensorPart<const float>> parts = AsConst(model_->parameters());
   std::vector<std::string> hashes;
   for (const auto& section : sections) {
@@ -211,8 +206,10 @@ absl::Status Replica::SetState(TrainState state) {
   }
   // Of a set of another number of ranks the pieces of all are there.
   for (PendingContribution& sent : state.method.pending) {
-    ISTHMUS_ASSIGN_OR_RETURN(sent.pieces,
-                             CutPieces(model_->grid(), method_->ranges(), std::move(sent.pieces)));
+    for (std::vector<std::string>* pieces : {&sent.pieces, &sent.taken}) {
+      ISTHMUS_ASSIGN_OR_RETURN(*pieces,
+                               CutPieces(model_->grid(), method_->ranges(), std::move(*pieces)));
+    }
   }
   ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state.method)));
   if (inner_.has_value()) ISTHMUS_RETURN_IF_ERROR(inner_->SetState(std::move(state.inner)));

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
@@ -12,15 +13,7 @@
 #include "worker/replica.h"
 
 namespace isthmus {
-namespace {
-
-double DoubleOfBits(uint64_t bits) {
-  double value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 std::vector<uint64_t> Replica::PartBegins() {
   const Grid& grid = model_->grid();
@@ -127,8 +120,8 @@ absl::Status Replica::FetchState(RankClient* client, uint64_t round, v1::Snapsho
   ranges = Missing(ranges, {}, ranges.size());
   ISTHMUS_RETURN_IF_ERROR(client->FetchSnapshot(round, ranges, take).status());
   if (facts->sections() > 1) {
-    step.beta1_power = DoubleOfBits(facts->beta1_power_bits());
-    step.beta2_power = DoubleOfBits(facts->beta2_power_bits());
+    step.beta1_power = absl::bit_cast<double>(facts->beta1_power_bits());
+    step.beta2_power = absl::bit_cast<double>(facts->beta2_power_bits());
   }
   ISTHMUS_RETURN_IF_ERROR(method_->StartAt(AsConst(parameters)));
   ISTHMUS_RETURN_IF_ERROR(method_->SetState(std::move(state)));

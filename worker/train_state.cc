@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/base/casts.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,7 @@ constexpr char kForm[] = "1";
 constexpr char kFormKey[] = "isthmus_checkpoint";
 constexpr char kShaKey[] = "sha256";
 constexpr char kPendingKey[] = "pending";
+constexpr char kTakenKey[] = "taken";
 constexpr char kBeta1Key[] = "beta1_power_bits";
 constexpr char kBeta2Key[] = "beta2_power_bits";
 // With local steps only.
@@ -50,33 +52,19 @@ std::string PartName(absl::string_view kind, const StatePart& part) {
   return absl::StrCat(kind, "/", part.tensor, "@", part.first_element);
 }
 
-std::string PieceName(uint64_t round, size_t piece) {
-  return absl::StrCat(kPendingKey, "/", round, "/", piece);
-}
-
-template <typename Bits, typename Float>
-Bits BitsOf(Float value) {
-  static_assert(sizeof(Bits) == sizeof(Float));
-  Bits bits = 0;
-  std::memcpy(&bits, &value, sizeof(value));
-  return bits;
-}
-
-template <typename Float, typename Bits>
-Float OfBits(Bits bits) {
-  static_assert(sizeof(Bits) == sizeof(Float));
-  Float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
+std::string PieceName(const char* kind, uint64_t round, size_t piece) {
+  return absl::StrCat(kind, "/", round, "/", piece);
 }
 
 // The facts as texts, without the SHA-256.
 Texts TextsOf(const TrainState& state) {
   const TrainFacts& facts = state.facts;
-  std::vector<std::string> pending;  // ROUND:DECAY_BITS:PIECES:LR_BITS
+  std::vector<std::string>
+      pending;  // ROUND:DECAY_BITS:PIECES:LR_BITS, and :TAKEN if there are some
   for (const PendingContribution& sent : state.method.pending) {
-    pending.push_back(absl::StrCat(sent.round, ":", BitsOf<uint32_t>(sent.decay), ":",
-                                   sent.pieces.size(), ":", BitsOf<uint32_t>(sent.lr)));
+    pending.push_back(absl::StrCat(sent.round, ":", absl::bit_cast<uint32_t>(sent.decay), ":",
+                                   sent.pieces.size(), ":", absl::bit_cast<uint32_t>(sent.lr)));
+    if (!sent.taken.empty()) absl::StrAppend(&pending.back(), ":", sent.taken.size());
   }
   Texts texts = {{kFormKey, kForm},
                  {"run", facts.run},
@@ -90,12 +78,12 @@ Texts TextsOf(const TrainState& state) {
                  {"step", absl::StrCat(facts.step)},
                  {"update_sha256", absl::BytesToHexString(facts.update_sha256)},
                  {"attempt", absl::StrCat(facts.attempt)},
-                 {kBeta1Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta1_power))},
-                 {kBeta2Key, absl::StrCat(BitsOf<uint64_t>(state.method.step.beta2_power))},
+                 {kBeta1Key, absl::StrCat(absl::bit_cast<uint64_t>(state.method.step.beta1_power))},
+                 {kBeta2Key, absl::StrCat(absl::bit_cast<uint64_t>(state.method.step.beta2_power))},
                  {kPendingKey, absl::StrJoin(pending, ",")}};
   if (!state.inner.first_moments.empty()) {
-    texts[kInnerBeta1Key] = absl::StrCat(BitsOf<uint64_t>(state.inner.beta1_power));
-    texts[kInnerBeta2Key] = absl::StrCat(BitsOf<uint64_t>(state.inner.beta2_power));
+    texts[kInnerBeta1Key] = absl::StrCat(absl::bit_cast<uint64_t>(state.inner.beta1_power));
+    texts[kInnerBeta2Key] = absl::StrCat(absl::bit_cast<uint64_t>(state.inner.beta2_power));
   }
   if (const LocalWork& work = state.method.work; work.steps > 0) {
     texts[kWorkKey] = absl::StrCat(work.steps, ":", work.tokens, ":", state.method.carried_rounds);
@@ -126,13 +114,17 @@ std::vector<Entry> EntriesOf(const TrainState& state) {
   add(kInner1, state.inner.first_moments);
   add(kInner2, state.inner.second_moments);
   add(kX, state.method.x);
-  for (const PendingContribution& sent : state.method.pending) {
-    for (size_t i = 0; i < sent.pieces.size(); ++i) {
-      entries.push_back({{PieceName(sent.round, i),
-                          {static_cast<int64_t>(sent.pieces[i].size())},
+  const auto add_pieces = [&](const char* kind, uint64_t round, const auto& pieces) {
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      entries.push_back({{PieceName(kind, round, i),
+                          {static_cast<int64_t>(pieces[i].size())},
                           /*is_bytes=*/true},
-                         sent.pieces[i]});
+                         pieces[i]});
     }
+  };
+  for (const PendingContribution& sent : state.method.pending) {
+    add_pieces(kPendingKey, sent.round, sent.pieces);
+    add_pieces(kTakenKey, sent.round, sent.taken);
   }
   // As a reader's map has them.
   std::sort(entries.begin(), entries.end(),
@@ -334,24 +326,32 @@ absl::Status CheckParts(const SafetensorsFile& file, const std::vector<StatePart
                                                     parts.size()));
 }
 
+absl::Status ReadPieces(const SafetensorsFile& file, const char* kind, uint64_t round,
+                        uint32_t count, std::vector<std::string>* pieces) {
+  for (uint32_t i = 0; i < count; ++i) {
+    ISTHMUS_ASSIGN_OR_RETURN(const absl::string_view bytes, file.Bytes(PieceName(kind, round, i)));
+    pieces->emplace_back(bytes);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadPending(const SafetensorsFile& file, const std::string& text,
                          std::vector<PendingContribution>* pending) {
   for (const absl::string_view item : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     const std::vector<std::string> fields = absl::StrSplit(item, ':');
     PendingContribution sent;
-    uint32_t decay_bits = 0, pieces = 0, lr_bits = 0;
+    uint32_t decay_bits = 0, pieces = 0, lr_bits = 0, taken = 0;
     // Before there was overlap, nothing asked for the learning rate.
-    const bool has_lr = fields.size() == 4 && absl::SimpleAtoi(fields[3], &lr_bits);
-    if ((fields.size() != 3 && !has_lr) || !absl::SimpleAtoi(fields[0], &sent.round) ||
-        !absl::SimpleAtoi(fields[1], &decay_bits) || !absl::SimpleAtoi(fields[2], &pieces)) {
+    if (fields.size() < 3 || fields.size() > 5 || !absl::SimpleAtoi(fields[0], &sent.round) ||
+        !absl::SimpleAtoi(fields[1], &decay_bits) || !absl::SimpleAtoi(fields[2], &pieces) ||
+        (fields.size() > 3 && !absl::SimpleAtoi(fields[3], &lr_bits)) ||
+        (fields.size() > 4 && !absl::SimpleAtoi(fields[4], &taken))) {
       return Damaged(file.path(), absl::StrCat("'", item, "' is no pending contribution"));
     }
-    sent.decay = OfBits<float>(decay_bits);
-    sent.lr = OfBits<float>(lr_bits);
-    for (uint32_t i = 0; i < pieces; ++i) {
-      ISTHMUS_ASSIGN_OR_RETURN(const absl::string_view bytes, file.Bytes(PieceName(sent.round, i)));
-      sent.pieces.emplace_back(bytes);
-    }
+    sent.decay = absl::bit_cast<float>(decay_bits);
+    sent.lr = absl::bit_cast<float>(lr_bits);
+    ISTHMUS_RETURN_IF_ERROR(ReadPieces(file, kPendingKey, sent.round, pieces, &sent.pieces));
+    ISTHMUS_RETURN_IF_ERROR(ReadPieces(file, kTakenKey, sent.round, taken, &sent.taken));
     pending->push_back(std::move(sent));
   }
   return absl::OkStatus();
@@ -377,6 +377,7 @@ absl::Status JoinPending(const std::string& path, std::vector<PendingContributio
     PendingContribution& sent = (*whole)[i];
     same = part[i].round == sent.round && part[i].decay == sent.decay && part[i].lr == sent.lr;
     for (std::string& piece : part[i].pieces) sent.pieces.push_back(std::move(piece));
+    for (std::string& piece : part[i].taken) sent.taken.push_back(std::move(piece));
   }
   if (same) return absl::OkStatus();
   return Damaged(path, "its pending rounds are not those of the other ranks");
@@ -415,11 +416,11 @@ absl::StatusOr<TrainState> StateOf(const Files& files, const std::vector<StatePa
   method.work.tokens = tokens;
   TextReader texts(&files[0]->metadata());
   if (!state.inner.first_moments.empty()) {
-    state.inner.beta1_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta1Key));
-    state.inner.beta2_power = OfBits<double>(texts.Read<uint64_t>(kInnerBeta2Key));
+    state.inner.beta1_power = absl::bit_cast<double>(texts.Read<uint64_t>(kInnerBeta1Key));
+    state.inner.beta2_power = absl::bit_cast<double>(texts.Read<uint64_t>(kInnerBeta2Key));
   }
-  method.step.beta1_power = OfBits<double>(texts.Read<uint64_t>(kBeta1Key));
-  method.step.beta2_power = OfBits<double>(texts.Read<uint64_t>(kBeta2Key));
+  method.step.beta1_power = absl::bit_cast<double>(texts.Read<uint64_t>(kBeta1Key));
+  method.step.beta2_power = absl::bit_cast<double>(texts.Read<uint64_t>(kBeta2Key));
   if (!texts.wrong().empty()) {
     return Damaged(files[0]->path(), "its bias corrections are missing");
   }

@@ -10,6 +10,7 @@
 //   x/NAME@FIRST            where the parameters hold local steps that are carried
 //   inner1/NAME@FIRST, inner2/NAME@FIRST   moments of the inner optimizer, with local steps
 //   pending/ROUND/I         piece I of a contribution that is not settled, bytes
+//   taken/ROUND/I           piece I of what it took from the residual, where that is not in those
 #pragma once
 
 #include <cstdint>

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/limits.h"
@@ -47,12 +48,6 @@ std::string Printable(std::string text) {
 }
 
 }  // namespace
-
-float Trainer::FloatOfBits(uint32_t bits) {
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 absl::Status CheckTrainerFiles(const TrainerOptions& options, int rank) {
   ISTHMUS_RETURN_IF_ERROR(CheckDataFiles(options.data, "--data"));
@@ -326,7 +321,8 @@ absl::Status Trainer::Contribute(const RankClient::Next& next) {
                    absl::StrCat("non-finite gradient in '", gradient.non_finite, "'")));
     return absl::OkStatus();
   }
-  Send(next, replica_->Encode(opened.round(), FloatOfBits(opened.lr_bits()), gradient.scale));
+  Send(next,
+       replica_->Encode(opened.round(), absl::bit_cast<float>(opened.lr_bits()), gradient.scale));
   return absl::OkStatus();
 }
 
@@ -371,8 +367,9 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
   ISTHMUS_RETURN_IF_ERROR(TakeRevised(record.round()));
   if (residual_restored_) JudgeRestoredResidual(update);
   replica_->Settle(record.round(), update.included);
-  const UpdateRates rates = {FloatOfBits(record.lr_bits()), FloatOfBits(record.weight_decay_bits()),
-                             FloatOfBits(record.norm_bits()), record.round()};
+  const UpdateRates rates = {absl::bit_cast<float>(record.lr_bits()),
+                             absl::bit_cast<float>(record.weight_decay_bits()),
+                             absl::bit_cast<float>(record.norm_bits()), record.round()};
   ISTHMUS_RETURN_IF_ERROR(replica_->Apply(rates, update.committed->pieces));
   CountLocal(record);
   report_.val_loss.reset();  // of an earlier state

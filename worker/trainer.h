@@ -138,7 +138,6 @@ class Trainer {
   void TellNonFinite(uint64_t step, const std::string& tensor);
   // Counts what became of local steps when the update of a round was applied.
   void CountLocal(const v1::UpdateRecord& record);
-  static float FloatOfBits(uint32_t bits);
   // Applies updates, in order, up to the one of `round`.
   absl::Status ApplyThrough(uint64_t round);
   // The same for the next round, which was contributed to.

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/base/casts.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -102,7 +103,7 @@ absl::Status Trainer::SendLocal(const RankClient::Next& next, const std::string&
     return absl::OkStatus();
   }
   absl::StatusOr<std::vector<std::string>> pieces =
-      replica_->EncodeLocal(next.opened.round(), FloatOfBits(next.opened.lr_bits()));
+      replica_->EncodeLocal(next.opened.round(), absl::bit_cast<float>(next.opened.lr_bits()));
   std::array<double, 1> failed = {pieces.ok() ? 0.0 : 1.0};
   ISTHMUS_RETURN_IF_ERROR(options_.group->AllReduceMax(absl::MakeSpan(failed)));
   if (failed[0] > 0) {

@@ -251,7 +251,10 @@ void HistoryChecker::CheckFold(const v1::UpdateRecord& record, const PiecesPtr& 
     if (found == contributions_.end() || found->second.pieces == nullptr) return;
     nodes.push_back(found->second.pieces);
   }
-  const auto expected = PlainFold(*grid_, nodes);
+  auto expected = PlainFold(*grid_, nodes);
+  if (expected.ok() && record.codec() == v1::PAYLOAD_CODEC_SIGN_PLANE) {
+    TakeSigns(*grid_, &*expected);
+  }
   const auto got = ReadDense(*grid_, *update);
   if (!expected.ok() || !got.ok()) {
     return Violate("I2", absl::StrCat("update ", record.round(), " cannot be read: ",

@@ -113,7 +113,7 @@ class HistoryTest : public testing::Test {
 
   // The pieces of an update with these values; zeros are not sent.
   std::vector<std::string> Encoded(const DenseChunks& chunks) {
-    PieceWriter writer(grid_.get(), v1::PAYLOAD_CODEC_MERGED_F32, 500);
+    PieceWriter writer(grid_.get(), v1::PAYLOAD_CODEC_MERGED, 500);
     for (uint64_t chunk = 0; chunk < chunks.size(); ++chunk) {
       Components components;
       for (uint32_t at = 0; at < chunks[chunk].size(); ++at) {

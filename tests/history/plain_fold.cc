@@ -6,7 +6,9 @@
 #include <map>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "kernels/demo.h"
 #include "spec/piece.h"
 
 namespace isthmus {
@@ -19,8 +21,9 @@ absl::Status ForEachValue(const Grid& grid, const std::vector<std::string>& piec
     ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(grid, bytes));
     ISTHMUS_RETURN_IF_ERROR(
         ForEachChunk(grid, piece, [&](uint64_t chunk, const Components& components) {
-          for (size_t i = 0; i < components.size(); ++i) {
-            visit(chunk, components.index[i], components.value[i]);
+          const bool all = components.index.empty();  // of layouts that have every value
+          for (uint32_t i = 0; i < components.value.size(); ++i) {
+            visit(chunk, all ? i : components.index[i], components.value[i]);
           }
           return absl::OkStatus();
         }));
@@ -63,6 +66,20 @@ absl::StatusOr<DenseChunks> PlainFold(const Grid& grid, const std::vector<Pieces
     }
   }
   return sum;
+}
+
+void TakeSigns(const Grid& grid, DenseChunks* chunks) {
+  for (uint64_t chunk = 0; chunk < chunks->size(); ++chunk) {
+    std::vector<float>& values = (*chunks)[chunk];
+    Components merged;
+    for (uint32_t at = 0; at < values.size(); ++at) {
+      if (values[at] == 0.0f) continue;
+      merged.index.push_back(at);
+      merged.value.push_back(values[at]);
+    }
+    DecodeComponents(grid.Place(chunk).shape, merged, absl::MakeSpan(values));
+    SignInPlace(absl::MakeSpan(values));
+  }
 }
 
 bool SameBits(const DenseChunks& a, const DenseChunks& b) {

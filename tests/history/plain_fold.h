@@ -18,6 +18,9 @@ absl::StatusOr<DenseChunks> ReadDense(const Grid& grid, const std::vector<std::s
 // ascending node name; a mean beyond float32 is its largest number.
 absl::StatusOr<DenseChunks> PlainFold(const Grid& grid, const std::vector<PiecesPtr>& nodes);
 
+// What a sign plane has of it: the signs of the decoded values.
+void TakeSigns(const Grid& grid, DenseChunks* chunks);
+
 // Whether all bits are the same.
 bool SameBits(const DenseChunks& a, const DenseChunks& b);
 

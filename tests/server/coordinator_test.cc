@@ -383,6 +383,21 @@ TEST(Coordinator, AWatchGetsThePiecesOfItsRangesOnly) {
   a.ExpectOpened(2);
 }
 
+// So many vectors in a model this small that a bit a parameter is less than what was merged.
+TEST(Coordinator, AnUpdateHasTheSmallestForm) {
+  v1::RunSpec spec = TestSpec({"a"});
+  spec.mutable_codec()->clear_update_form();
+  TestCoordinator coordinator(spec);
+  FakeNode a(coordinator.host.get(), "a");
+  a.JoinAndWatch();
+  a.ExpectOpened(1);
+  ASSERT_TRUE(a.SubmitRandom(1, 1).ok());
+  const ReceivedUpdate update = a.ExpectUpdate(1);
+  EXPECT_EQ(update.record.codec(), v1::PAYLOAD_CODEC_SIGN_PLANE);
+  EXPECT_LT(BytesOf(update.pieces), BytesOf(RandomContribution(*TestGrid(), 1)));
+  EXPECT_EQ(update.record.payload_sha256(), DigestOf(*TestGrid(), update.pieces));
+}
+
 TEST(Coordinator, UpdatesSinceTheNewestSnapshotStayWhateverTheLimits) {
   TestCoordinator coordinator(TestSpec({"a", "b"}, 1), 1);
   FakeNode a(coordinator.host.get(), "a"), b(coordinator.host.get(), "b");

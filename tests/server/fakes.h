@@ -156,7 +156,7 @@ class FakeNode {
     header.set_base_round(round - 1);
     header.set_incarnation(joined.incarnation());
     header.set_attempt(joined.attempt());
-    header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
+    header.set_codec(v1::PAYLOAD_CODEC_COMPONENTS);
     header.set_tokens(1024);
     header.set_steps(1);
     if (outer_ != nullptr) {

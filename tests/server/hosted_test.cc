@@ -256,8 +256,7 @@ TEST_F(HostedTest, TokensWeigh) {
   }
   ASSERT_TRUE(host()->CommitOne().ok());
   Receive(1, 0);
-  const auto folded =
-      FoldOuter(OuterFoldSettingsOf(spec_), *grid_, ContributionSizes(grid_), contributions, 1);
+  const auto folded = FoldOuter(OuterFoldSettingsOf(spec_), *grid_, contributions, 1);
   for (size_t i = 0; i < start_.size(); ++i) start_[i] -= folded->g[i];
   EXPECT_TRUE(SameBits(nodes_[0].x, start_));
 }

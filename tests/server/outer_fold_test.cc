@@ -146,7 +146,6 @@ TEST(FoldOuter, IsThePlainAggregateForEveryCutAndThreadCount) {
   std::mt19937 random(seed);
   for (const Case& test : Codecs()) {
     const auto grid = GridOf(test.codec);
-    const ContributionSizes sizes(grid);
     for (size_t count : {1, 2, 3, 5}) {
       std::vector<uint32_t> seeds;
       std::vector<ContributionSize> weights;
@@ -165,10 +164,10 @@ TEST(FoldOuter, IsThePlainAggregateForEveryCutAndThreadCount) {
           for (size_t node = 0; node < count; ++node) {
             const auto pieces = OuterPieces(*grid, seeds[node], 20000 + random() % 30000);
             contributions.push_back({Checked(*grid, pieces), weights[node]});
-            EXPECT_EQ(ContributionDigest(*grid, sizes, contributions.back().pieces),
+            EXPECT_EQ(ContributionDigest(*grid, contributions.back().pieces),
                       DigestOf(*grid, pieces));
           }
-          const auto folded = FoldOuter(rule, *grid, sizes, contributions, threads);
+          const auto folded = FoldOuter(rule, *grid, contributions, threads);
           ASSERT_TRUE(folded.ok()) << folded.status();
           ASSERT_TRUE(SameBits(folded->g, expected));
           double squares = 0.0;
@@ -192,8 +191,7 @@ TEST(FoldOuter, RefusesAWeightOutOfItsLimits) {
   settings.limits = {100, 10};
   const std::vector<HeldPiece> pieces = Checked(*grid, OuterPieces(*grid, 1));
   for (uint64_t tokens : {0, 101}) {
-    const absl::Status refused =
-        FoldOuter(settings, *grid, ContributionSizes(grid), {{pieces, {tokens, 1}}}, 1).status();
+    const absl::Status refused = FoldOuter(settings, *grid, {{pieces, {tokens, 1}}}, 1).status();
     EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr(std::to_string(tokens) + " tokens"));
   }

@@ -52,6 +52,8 @@ inline v1::RunSpec TestSpec(const std::vector<std::string>& nodes, uint32_t quor
   spec.mutable_data()->set_sequences_per_node(8);
   spec.mutable_optimizer()->set_lr(0.01f);
   spec.mutable_optimizer()->set_warmup_steps(2);
+  // Tests look at what was merged, whatever form would be smaller.
+  spec.mutable_codec()->set_update_form(v1::UPDATE_FORM_COMPONENTS);
   const absl::Status complete = CompleteRunSpec(&spec);
   EXPECT_TRUE(complete.ok()) << complete;
   return spec;
@@ -67,7 +69,7 @@ inline std::shared_ptr<const Grid> TestGrid() {
 inline std::vector<std::string> RandomContribution(const Grid& grid, uint32_t seed,
                                                    size_t piece_bytes = 500) {
   std::mt19937 random(seed);
-  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_TOPK_F32, piece_bytes);
+  PieceWriter writer(&grid, ContributionLayout(grid.codec()), piece_bytes);
   for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
     const ChunkPlace place = grid.Place(chunk);
     std::vector<uint32_t> all(place.shape.elements());

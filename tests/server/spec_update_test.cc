@@ -124,8 +124,12 @@ TEST(SpecUpdate, WhatRunsAndTheirNodesTakeUp) {
   EXPECT_TRUE(can(every_step, "optimizer.clip_norm=0.5"));
   EXPECT_TRUE(can(every_step, "steps=200"));
   EXPECT_TRUE(can(every_step, "codec.matrix_density=0.5"));
+  EXPECT_TRUE(can(every_step, "codec.numbers.format=NUMBER_FORMAT_INT4"));
+  EXPECT_TRUE(can(every_step, "codec.update_form=UPDATE_FORM_DENSE"));
   v1::RunSpec dense = every_step;
   dense.mutable_codec()->set_kind(v1::CODEC_KIND_DENSE);
+  dense.mutable_codec()->clear_numbers();
+  dense.mutable_codec()->clear_update_form();
   EXPECT_TRUE(can(dense, "optimizer.clip_norm=0.5"));
 }
 

@@ -117,6 +117,19 @@ void PickOverlap(uint64_t seed, v1::RunSpec* spec) {
   ISTHMUS_CHECK(CompleteRunSpec(spec).ok());
 }
 
+// Numbers in fewer bits, and updates in any of their forms. Without SIGN1, of which the plain
+// residual does not see what was taken.
+void PickWire(uint64_t seed, v1::RunSpec* spec) {
+  Random random(seed ^ 0xb175);
+  v1::CodecSpec* codec = spec->mutable_codec();
+  codec->mutable_numbers()->set_format(Pick<v1::NumberFormat>(
+      &random, {v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_BF16,
+                v1::NUMBER_FORMAT_F16, v1::NUMBER_FORMAT_INT8, v1::NUMBER_FORMAT_INT4}));
+  codec->set_update_form(Pick<v1::UpdateForm>(
+      &random, {v1::UPDATE_FORM_UNSPECIFIED, v1::UPDATE_FORM_COMPONENTS, v1::UPDATE_FORM_DENSE}));
+  if (codec->sign() && random.Chance(300)) codec->set_update_form(v1::UPDATE_FORM_SIGN_PLANE);
+}
+
 }  // namespace
 
 Plan MakePlan(uint64_t seed, const PlanOptions& options) {
@@ -136,6 +149,7 @@ Plan MakePlan(uint64_t seed, const PlanOptions& options) {
     plan.spec.mutable_snapshot()->set_every_rounds(static_cast<uint64_t>(random.Between(1, 4)));
   }
   PickFaults(&random, &plan);
+  PickWire(seed, &plan.spec);
   PickOverlap(seed, &plan.spec);
   if (options.faults) return plan;
   plan.loss_permille = plan.replay_permille = plan.forge_permille = 0;

@@ -190,7 +190,7 @@ v1::SubmitHeader SimSession::Header(const Submission& submission) {
   header.set_incarnation(state_->joined.incarnation());
   header.set_attempt(submission.attempt);
   for (const v1::ChunkRange& range : submission.ranges) *header.add_ranges() = range;
-  header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
+  header.set_codec(ContributionLayout(state_->joined.spec().codec()));
   header.set_tokens(submission.work.tokens);
   header.set_steps(submission.work.steps);
   header.set_digest(submission.digest);

@@ -169,7 +169,8 @@ TEST(GridTest, ComponentCountsFollowDensityOrTopK) {
   EXPECT_EQ(grid->Place(1).k, 1u);   // 64 x 1: round(0.5)
   EXPECT_EQ(grid->Place(2).k, 8u);   // run of 64
   EXPECT_EQ(grid->Place(3).k, 1u);   // run of 6: round(0.75)
-  EXPECT_EQ(grid->ContributionBytes(0), 32 * 12 / 8 + 32 * 4u);
+  EXPECT_EQ(grid->ContributionBytes(0).least, 32 * 7 / 8 + 32 * 4u);
+  EXPECT_EQ(grid->ContributionBytes(0).most, (32 * 7 + 4064 / 64 + 7) / 8 + 32 * 4u);
 
   v1::CodecSpec codec = Codec(v1::CHUNK_RULE_DIVISOR, 64);
   codec.set_top_k(32);
@@ -182,16 +183,40 @@ TEST(GridTest, ComponentCountsFollowDensityOrTopK) {
   EXPECT_EQ(grid->Place(grid->chunks() - 1).k, 3u);  // k > n
 
   codec.set_top_k(60);
+  codec.clear_numbers();  // as in runs that are older than codec.numbers
   grid = Grid::Make(ManifestOf({{64}}), codec);
   ASSERT_TRUE(grid.ok());
   EXPECT_EQ(grid->Place(0).k, 60u);  // the published count, although all 64 take no more bytes
-  EXPECT_EQ(grid->ContributionBytes(0), 64 * 4u);
+  EXPECT_TRUE(grid->ContributionBytes(0) == (ByteRange{64 * 4, 64 * 4}));
 
   codec = Codec(v1::CHUNK_RULE_TILES, 64);
   codec.set_vector_density(60.0 / 64);
   grid = Grid::Make(ManifestOf({{64}}), codec);
   ASSERT_TRUE(grid.ok());
+  EXPECT_EQ(grid->Place(0).k, 60u);
+  codec.clear_numbers();
+  grid = Grid::Make(ManifestOf({{64}}), codec);
+  ASSERT_TRUE(grid.ok());
   EXPECT_EQ(grid->Place(0).k, 64u);  // by density, what costs nothing is sent too
+}
+
+// Shapes that 64 does not divide cost at most twice what others do, and never more than dense.
+TEST(GridTest, RaggedShapesAreNotDear) {
+  const auto bytes_per_element = [](const Shape& shape) {
+    const auto grid = Grid::Make(ManifestOf({shape}), Codec(v1::CHUNK_RULE_TILES, 64));
+    EXPECT_TRUE(grid.ok());
+    uint64_t most = 0;
+    for (uint64_t chunk = 0; chunk < grid->chunks(); ++chunk) {
+      const uint64_t of_chunk = grid->ContributionBytes(chunk).most;
+      EXPECT_LE(of_chunk, grid->Place(chunk).shape.elements() * sizeof(float));
+      most += of_chunk;
+    }
+    return static_cast<double>(most) / static_cast<double>(grid->elements());
+  };
+  EXPECT_LE(bytes_per_element({10007, 1000}), 2 * bytes_per_element({9984, 960}));
+  EXPECT_LE(bytes_per_element({1000003}), 2 * bytes_per_element({1000000}));
+  EXPECT_LE(bytes_per_element({}), 4.0);
+  EXPECT_LE(bytes_per_element({1, 1}), 4.0);
 }
 
 TEST(GridTest, RefusesWhatDoesNotFit) {

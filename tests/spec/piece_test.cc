@@ -20,7 +20,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Grid TestGrid() {
+// With a format, the layouts of gap-coded components.
+Grid TestGrid(v1::NumberFormat format = v1::NUMBER_FORMAT_UNSPECIFIED) {
   v1::Manifest manifest;
   const std::vector<std::vector<uint64_t>> shapes = {{130, 70}, {5000}, {}, {3, 3}};
   for (size_t i = 0; i < shapes.size(); ++i) {
@@ -31,6 +32,8 @@ Grid TestGrid() {
   }
   v1::CodecSpec codec;
   EXPECT_TRUE(CompleteCodecSpec(&codec).ok());
+  codec.mutable_numbers()->set_format(format);
+  if (format == v1::NUMBER_FORMAT_UNSPECIFIED) codec.clear_numbers();
   absl::StatusOr<Grid> grid = Grid::Make(manifest, codec);
   EXPECT_TRUE(grid.ok()) << grid.status();
   return *std::move(grid);
@@ -56,9 +59,9 @@ std::vector<Components> RandomPayload(const Grid& grid, v1::PayloadCodec codec, 
   std::vector<Components> payload;
   for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
     const ChunkPlace place = grid.Place(chunk);
-    const uint32_t count = codec == v1::PAYLOAD_CODEC_TOPK_F32
-                               ? place.k
-                               : static_cast<uint32_t>(random() % (place.shape.elements() + 1));
+    const bool is_contribution = codec == ContributionLayout(grid.codec());
+    const uint32_t count =
+        is_contribution ? place.k : static_cast<uint32_t>(random() % (place.shape.elements() + 1));
     payload.push_back(RandomComponents(place.shape.elements(), count, &random));
   }
   return payload;
@@ -161,8 +164,8 @@ TEST(PieceTest, NumbersRoundTripAtEveryCut) {
         for (ChunkReader reader(&grid, *piece); !reader.done(); ++next) {
           const auto coded = reader.Next(&read);
           ASSERT_TRUE(coded.ok()) << coded.status();
-          EXPECT_EQ(coded->size(), FixedChunkBytes(grid, layout, next));
-          EXPECT_TRUE(!signs || coded->size() == grid.ContributionBytes(next));
+          EXPECT_EQ(coded->size(), NumberBytes(LayoutNumbers(grid, layout), values[next].size()));
+          EXPECT_TRUE(!signs || coded->size() == grid.ContributionBytes(next).most);
           ASSERT_EQ(read.value.size(), values[next].size());
           for (size_t i = 0; i < read.value.size(); ++i) {
             const float sign = values[next][i] >= 0 ? 1.0f : -1.0f;
@@ -177,8 +180,11 @@ TEST(PieceTest, NumbersRoundTripAtEveryCut) {
 }
 
 TEST(PieceTest, RoundTripAtEveryCut) {
-  const Grid grid = TestGrid();
-  for (v1::PayloadCodec codec : {v1::PAYLOAD_CODEC_TOPK_F32, v1::PAYLOAD_CODEC_MERGED_F32}) {
+  for (v1::PayloadCodec codec :
+       {v1::PAYLOAD_CODEC_TOPK_F32, v1::PAYLOAD_CODEC_MERGED_F32, v1::PAYLOAD_CODEC_COMPONENTS,
+        v1::PAYLOAD_CODEC_MERGED, v1::PAYLOAD_CODEC_MERGED_DENSE}) {
+    const bool older = codec < v1::PAYLOAD_CODEC_COMPONENTS;
+    const Grid grid = TestGrid(older ? v1::NUMBER_FORMAT_UNSPECIFIED : v1::NUMBER_FORMAT_F32);
     const std::vector<Components> payload = RandomPayload(grid, codec, 7);
     for (size_t piece_bytes_max : {size_t{1}, size_t{300}, size_t{3000}, kPieceBytesMax}) {
       uint64_t next = 0;
@@ -217,9 +223,60 @@ TEST(PieceTest, ContributionBytesAreWhatTheGridSays) {
   const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, 1);
   const auto pieces = Write(grid, v1::PAYLOAD_CODEC_TOPK_F32, payload, kPieceBytesMax);
   size_t bytes = kPieceHeaderBytes;
-  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) bytes += grid.ContributionBytes(chunk);
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+    const ByteRange of_chunk = grid.ContributionBytes(chunk);
+    EXPECT_EQ(of_chunk.least, of_chunk.most);
+    bytes += of_chunk.most;
+  }
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_EQ(pieces[0].size(), bytes);
+}
+
+TEST(PieceTest, GapCodedBytesAreWithinWhatTheGridSays) {
+  for (const v1::NumberFormat format :
+       {v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_BF16, v1::NUMBER_FORMAT_F16,
+        v1::NUMBER_FORMAT_INT8, v1::NUMBER_FORMAT_INT4, v1::NUMBER_FORMAT_SIGN1}) {
+    const Grid grid = TestGrid(format);
+    const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_COMPONENTS, 1);
+    const auto pieces = Write(grid, v1::PAYLOAD_CODEC_COMPONENTS, payload, kPieceBytesMax);
+    ASSERT_EQ(pieces.size(), 1u);
+    Components read;
+    uint64_t chunk = 0;
+    for (ChunkReader reader(&grid, *OpenPiece(grid, pieces[0])); !reader.done(); ++chunk) {
+      const auto coded = reader.Next(&read);
+      ASSERT_TRUE(coded.ok()) << coded.status();
+      EXPECT_GE(coded->size(), grid.ContributionBytes(chunk).least);
+      EXPECT_LE(coded->size(), grid.ContributionBytes(chunk).most);
+      EXPECT_EQ(read.index, payload[chunk].index);
+    }
+    EXPECT_TRUE(Digest(grid, pieces).ok());
+  }
+}
+
+TEST(PieceTest, SignPlanesAreOfStepsThatTakeSigns) {
+  const Grid grid = TestGrid(v1::NUMBER_FORMAT_F32);
+  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_SIGN_PLANE, kPieceBytesMax);
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+    std::vector<float> values(grid.Place(chunk).shape.elements(), chunk % 2 == 0 ? 2.5f : -1.5f);
+    if (chunk % 3 == 0) values[values.size() / 2] = 0.0f;
+    writer.AppendValues(chunk, values);
+  }
+  const auto pieces = writer.Finish();
+  Components read;
+  uint64_t chunk = 0;
+  for (ChunkReader reader(&grid, *OpenPiece(grid, pieces[0])); !reader.done(); ++chunk) {
+    ASSERT_TRUE(reader.Next(&read).ok());
+    ASSERT_TRUE(read.index.empty());
+    for (size_t i = 0; i < read.value.size(); ++i) {
+      const bool zero = chunk % 3 == 0 && i == read.value.size() / 2;
+      ASSERT_EQ(read.value[i], zero ? 0.0f : chunk % 2 == 0 ? 1.0f : -1.0f);
+    }
+  }
+  Grid other = grid;
+  v1::CodecSpec codec = grid.codec();
+  codec.set_sign(false);
+  ASSERT_TRUE(other.TakeCodec(codec).ok());
+  EXPECT_FALSE(OpenPiece(other, pieces[0]).ok());
 }
 
 TEST(PieceTest, AGapBetweenChunksStartsAPiece) {
@@ -286,7 +343,7 @@ TEST(PieceTest, RangeAndLayoutAreChecked) {
     Reseal(&changed);
     return std::string(OpenPiece(grid, changed).status().message());
   };
-  EXPECT_THAT(message(4, 3), HasSubstr("layout 3; known are 1 and 2"));
+  EXPECT_THAT(message(4, 3), HasSubstr("layout 3; this run has 1 and 2"));
   EXPECT_THAT(message(6, 1), HasSubstr("layout 65537"));
   EXPECT_THAT(message(9, 1), HasSubstr("a piece says chunks 256 to before"));
   EXPECT_THAT(message(15, '\xff'), HasSubstr("and the model has 87"));

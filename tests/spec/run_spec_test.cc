@@ -56,6 +56,7 @@ TEST(RunSpecTest, FillsDefaults) {
   EXPECT_EQ(spec->codec().vector_density(), 0.125);
   EXPECT_EQ(spec->codec().beta(), 0.999f);
   EXPECT_EQ(spec->codec().alpha(), 1.0f);
+  EXPECT_EQ(spec->codec().numbers().format(), v1::NUMBER_FORMAT_F32);
   EXPECT_TRUE(spec->codec().sign());
   EXPECT_EQ(spec->timing().lease_ms(), 15000u);
   EXPECT_EQ(spec->timing().heartbeat_ms(), 3000u);
@@ -82,6 +83,13 @@ TEST(RunSpecTest, CompletionIsIdempotent) {
   EXPECT_EQ(EffectiveQuorum(*spec), 1u);
   const std::string once = spec->SerializeAsString();
   ASSERT_TRUE(CompleteRunSpec(&*spec).ok());
+  // One that was completed before there was codec.numbers stays as it was.
+  v1::RunSpec older = *spec, made = *spec;
+  older.mutable_codec()->clear_numbers();
+  ASSERT_TRUE(CompleteRunSpec(&older).ok());
+  EXPECT_FALSE(older.codec().has_numbers());
+  KeepLayouts(older, &made);
+  EXPECT_FALSE(made.codec().has_numbers());
   EXPECT_EQ(spec->SerializeAsString(), once);
 }
 
@@ -152,6 +160,14 @@ TEST(RunSpecTest, CodecAndTimingRefusals) {
   ExpectRefused("codec { top_k: 32 }", "codec.top_k is 32; it goes with CHUNK_RULE_DIVISOR only");
   ExpectRefused("codec { beta: 1 }", "codec.beta is 1;");
   ExpectRefused("codec { alpha: 0 }", "codec.alpha is 0;");
+  ExpectRefused("codec { numbers { format: NUMBER_FORMAT_TERNARY } }",
+                "codec.numbers.format is NUMBER_FORMAT_TERNARY; components are sent as");
+  ExpectRefused("codec { numbers { format: NUMBER_FORMAT_INT8 group: 64 } }",
+                "codec.numbers.group is 64; the components of a chunk share a scale");
+  ExpectRefused("codec { numbers { hadamard: 64 } }", "codec.numbers.hadamard is 64;");
+  ExpectRefused("codec { update_form: 9 }", "codec.update_form is 9;");
+  ExpectRefused("codec { sign: false update_form: UPDATE_FORM_SIGN_PLANE }",
+                "codec.update_form is UPDATE_FORM_SIGN_PLANE; codec.sign is false");
   ExpectRefused("timing { lease_ms: 8999 }",
                 "timing.heartbeat_ms is 3000; give at most a third of timing.lease_ms, 1 to 2999");
   ExpectRefused("timing { deadline_ms: 700000000 }", "timing.deadline_ms is 700000000;");
@@ -230,6 +246,9 @@ TEST(RunSpecTest, WhatHasNoEffectIsRefused) {
               absl::StrCat("codec.", field,
                            " has no effect with codec.kind CODEC_KIND_DENSE; leave it out"));
   }
+  EXPECT_EQ(refusal("codec { update_form: UPDATE_FORM_DENSE }", ""), "taken");
+  EXPECT_EQ(refusal("preset: 'full' codec { update_form: UPDATE_FORM_DENSE }", ""),
+            "codec.update_form has no effect with codec.kind CODEC_KIND_DENSE; leave it out");
   for (const char* field : {"beta1", "beta2", "eps"}) {
     EXPECT_EQ(refusal("", absl::StrCat(field, ": 0.5")),
               absl::StrCat("optimizer.", field,

@@ -135,7 +135,7 @@ absl::Status DemoRun::Step(const std::vector<std::vector<absl::Span<const float>
     ISTHMUS_ASSIGN_OR_RETURN(auto held, Contribute(node, gradients[node]));
     contributions.push_back(std::move(held));
   }
-  const FoldedUpdate folded = FoldContributions(*grid_, ContributionSizes(grid_), contributions, 1);
+  const FoldedUpdate folded = FoldContributions(*grid_, contributions, 1);
   const std::vector<std::string>& pieces = folded.pieces;
   ISTHMUS_RETURN_IF_ERROR(KeepUpdate(pieces));
   std::vector<const std::string*> update;

@@ -129,7 +129,7 @@ TEST_F(AgentFaultsTest, PartsThatEndAfterTheirGroupAreAborted) {
     header.set_round(1);
     header.set_incarnation(joined->incarnation());
     header.set_attempt(joined->attempt());
-    header.set_codec(v1::PAYLOAD_CODEC_TOPK_F32);
+    header.set_codec(v1::PAYLOAD_CODEC_COMPONENTS);
     auto part = agents_["a"]->agent().BeginSubmit(header);
     ASSERT_TRUE(part.ok()) << part.status();
     parts.push_back(*std::move(part));

@@ -63,7 +63,7 @@ ChunkRanges PartOf(const Grid& grid, uint32_t rank, uint32_t ranks) {
 
 std::vector<std::string> PiecesOf(const Grid& grid, const ChunkRanges& part, uint64_t seed) {
   constexpr size_t kPieceBytes = 100;
-  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_TOPK_F32, kPieceBytes);
+  PieceWriter writer(&grid, ContributionLayout(grid.codec()), kPieceBytes);
   for (const auto& [begin, end] : part.list()) {
     for (uint64_t chunk = begin; chunk < end; ++chunk) {
       Components components;

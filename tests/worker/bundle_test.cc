@@ -130,7 +130,7 @@ TEST_F(BundleTest, TheSameAgainIsTheSameOtherBytesAreRefused) {
   EXPECT_EQ(Add(0, others[0]).code(), kExists);
   EXPECT_EQ(bundle_->Begin(0, {101, 1}).code(), kExists);
   // Cut elsewhere: the same chunks in another piece.
-  PieceWriter writer(&grid_, v1::PAYLOAD_CODEC_TOPK_F32, 64);
+  PieceWriter writer(&grid_, v1::PAYLOAD_CODEC_COMPONENTS, 64);
   Components components;
   for (uint32_t i = 0; i < grid_.Place(1).k; ++i) {
     components.index.push_back(i);
@@ -153,7 +153,7 @@ TEST_F(BundleTest, RefusesPiecesThatDoNotBelongHere) {
   const absl::Status nan = Add(0, WithNan(Pieces(0)[0]));
   EXPECT_EQ(nan.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(nan.message()), HasSubstr("h.0.weight"));
-  PieceWriter merged(&grid_, v1::PAYLOAD_CODEC_MERGED_F32, kPieceBytesMax);
+  PieceWriter merged(&grid_, v1::PAYLOAD_CODEC_MERGED, kPieceBytesMax);
   merged.Append(0, Components());
   EXPECT_EQ(Add(0, merged.Finish()[0]).code(), absl::StatusCode::kInvalidArgument);
   Renew(2, 10);

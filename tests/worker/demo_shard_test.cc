@@ -77,8 +77,12 @@ void ExpectPlainModel(v1::CodecSpec codec) {
     absl::StatusOr<std::vector<std::string>> pieces =
         shard.Encode(round, 0.5f, WholeParts(gradients));
     ASSERT_TRUE(pieces.ok()) << pieces.status();
-    AddDecoded(grid, *pieces, -0.625f, &model);
-    pending[round] = {*std::move(pieces), 1.0f};
+    // Signs do not say what they took.
+    const PendingContribution own = shard.State().pending.back();
+    const bool are_signs = codec.numbers().format() == v1::NUMBER_FORMAT_SIGN1;
+    ASSERT_EQ(own.taken.empty(), !are_signs);
+    pending[round] = {are_signs ? own.taken : *pieces, 1.0f};
+    AddDecoded(grid, pending[round].pieces, -0.625f, &model);
     ExpectResidual(shard, model);
     while (!pending.empty() && random() % 2 == 0) {
       const auto settled = std::next(pending.begin(), random() % pending.size());
@@ -97,6 +101,25 @@ void ExpectPlainModel(v1::CodecSpec codec) {
 }
 
 TEST(DemoShardTest, ReserveAndSettleMatchAPlainModel) { ExpectPlainModel({}); }
+
+// Rounded values leave the residual as others read them; of signs all that was selected does.
+TEST(DemoShardTest, ReserveAndSettleMatchAPlainModelInEveryFormat) {
+  for (const v1::NumberFormat format :
+       {v1::NUMBER_FORMAT_BF16, v1::NUMBER_FORMAT_F16, v1::NUMBER_FORMAT_INT8,
+        v1::NUMBER_FORMAT_INT4, v1::NUMBER_FORMAT_SIGN1}) {
+    SCOPED_TRACE(v1::NumberFormat_Name(format));
+    v1::CodecSpec codec;
+    codec.mutable_numbers()->set_format(format);
+    ExpectPlainModel(codec);
+  }
+}
+
+// As in runs that are older than codec.numbers.
+TEST(DemoShardTest, ReserveAndSettleMatchAPlainModelInTheOlderLayout) {
+  v1::CodecSpec codec = CompleteCodec({});
+  codec.clear_numbers();
+  ExpectPlainModel(codec);
+}
 
 // Chunks whose form is dense although not all components are sent (32 of 50, for one).
 TEST(DemoShardTest, ReserveAndSettleMatchAPlainModelWithThePublishedRule) {

@@ -134,7 +134,7 @@ std::vector<std::string> Merge(const Grid& grid,
       EXPECT_TRUE(status.ok()) << status;
     }
   }
-  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_MERGED_F32, piece_bytes_max);
+  PieceWriter writer(&grid, UpdateLayout(grid.codec()), piece_bytes_max);
   for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
     std::vector<const Components*> senders;
     for (const auto& node : nodes) senders.push_back(&node[chunk]);

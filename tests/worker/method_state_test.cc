@@ -84,7 +84,7 @@ TEST(MethodState, OfOtherPartsIsRefused) {
   state.step.second_moments.pop_back();
   EXPECT_EQ(method->SetState(state).code(), absl::StatusCode::kInvalidArgument);
   state = method->State();
-  state.pending.push_back({1, 1.0f, {"no piece"}});
+  state.pending.push_back({1, 1.0f, {"no piece"}, 0.0f, {}});
   EXPECT_EQ(method->SetState(state).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(method->SetState(method->State()).ok());
 }

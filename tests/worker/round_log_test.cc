@@ -17,7 +17,7 @@ class RoundLogTest : public ::testing::Test {
 
   CommittedUpdate Update(uint64_t round, const std::string& previous) {
     CommittedUpdate update;
-    PieceWriter writer(grid_.get(), v1::PAYLOAD_CODEC_MERGED_F32, 64);
+    PieceWriter writer(grid_.get(), v1::PAYLOAD_CODEC_MERGED, 64);
     Components components;
     components.index = {0};
     components.value = {static_cast<float>(round)};
@@ -28,7 +28,7 @@ class RoundLogTest : public ::testing::Test {
     record.set_round(round);
     record.set_base_round(round - 1);
     record.set_step(round);
-    record.set_codec(v1::PAYLOAD_CODEC_MERGED_F32);
+    record.set_codec(v1::PAYLOAD_CODEC_MERGED);
     record.set_pieces(static_cast<uint32_t>(update.pieces.size()));
     std::vector<const std::string*> pieces;
     uint64_t bytes = 0;

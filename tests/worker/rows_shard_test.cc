@@ -68,7 +68,7 @@ FoldedUpdate FoldOf(const std::shared_ptr<const Grid>& grid,
     held.emplace_back();
     for (auto& [_, piece] : sorted) held.back().push_back(piece);
   }
-  return FoldContributions(*grid, ContributionSizes(grid), held, 2);
+  return FoldContributions(*grid, held, 2);
 }
 
 std::shared_ptr<const Grid> SharedGrid(const v1::CodecSpec& codec) {

@@ -46,7 +46,8 @@ TrainState SmallState(uint64_t round) {
   state.inner.second_moments = {{22, 23, 24}, {25, 26}};
   state.inner.beta1_power = 0.9;
   state.inner.beta2_power = 0.99;
-  state.method.pending = {{round, 0.25f, {"piece", std::string("\0\1", 2)}}, {round + 1, 1.0f, {}}};
+  state.method.pending = {{round, 0.25f, {"piece", std::string("\0\1", 2)}, 0.5f, {"taken"}},
+                          {round + 1, 1.0f, {}, 0.0f, {}}};
   return state;
 }
 
@@ -104,6 +105,8 @@ TEST_F(TrainStateTest, WhatIsReadIsWhatWasWritten) {
   EXPECT_EQ(read->facts.attempt, 7u);
   ASSERT_EQ(read->method.pending.size(), 2u);
   EXPECT_EQ(read->method.pending[0].decay, 0.25f);
+  EXPECT_EQ(read->method.pending[0].lr, 0.5f);
+  EXPECT_THAT(read->method.pending[0].taken, ElementsAre("taken"));
   EXPECT_THAT(read->method.pending[0].pieces, ElementsAre("piece", std::string("\0\1", 2)));
 }
 
@@ -131,7 +134,8 @@ TEST_F(TrainStateTest, AnotherNumberOfRanksReadsItsShareOfASet) {
                          &state->inner.second_moments, &state->method.x}) {
       *values = state->parameters;
     }
-    state->method.pending = {{12, 0.25f, {"piece of rank " + std::to_string(state->facts.rank)}}};
+    state->method.pending = {
+        {12, 0.25f, {"piece of rank " + std::to_string(state->facts.rank)}, 0.0f, {}}};
   }
   second.method.residual = {{70, 80}, {90}};
   const std::vector<std::string> paths = {path_ + "0", path_ + "1"};

@@ -63,9 +63,10 @@ absl::Status NonFiniteGradient(absl::string_view tensor, uint64_t element, float
                    "; only finite gradients are encoded, abstain from this round"));
 }
 
-std::vector<std::string> WriteContribution(const HeldBlocks& held, size_t piece_bytes_max,
-                                           const std::vector<Components>& components) {
-  PieceWriter writer(&held.grid(), v1::PAYLOAD_CODEC_TOPK_F32, piece_bytes_max);
+std::vector<std::string> WriteComponents(const HeldBlocks& held, v1::PayloadCodec layout,
+                                         size_t piece_bytes_max,
+                                         const std::vector<Components>& components) {
+  PieceWriter writer(&held.grid(), layout, piece_bytes_max);
   for (const HeldBlock& own : held.blocks()) {
     const Block& block = held.BlockOf(own);
     for (uint64_t c = 0; c < block.chunks; ++c) {

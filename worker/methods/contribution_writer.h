@@ -34,8 +34,9 @@ absl::Status CheckPendingPieces(const HeldBlocks& held, const std::vector<std::s
 // INVALID_ARGUMENT: the sentence about a value that is not finite.
 absl::Status NonFiniteGradient(absl::string_view tensor, uint64_t element, float value);
 
-// The pieces of a contribution: `components` of every chunk held, by slot.
-std::vector<std::string> WriteContribution(const HeldBlocks& held, size_t piece_bytes_max,
-                                           const std::vector<Components>& components);
+// Pieces of that layout: `components` of every chunk held, by slot.
+std::vector<std::string> WriteComponents(const HeldBlocks& held, v1::PayloadCodec layout,
+                                         size_t piece_bytes_max,
+                                         const std::vector<Components>& components);
 
 }  // namespace isthmus

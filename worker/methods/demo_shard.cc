@@ -9,9 +9,11 @@
 #include "base/limits.h"
 #include "base/parallel.h"
 #include "base/status_macros.h"
+#include "kernels/component_code.h"
 #include "kernels/demo.h"
 #include "spec/piece.h"
 #include "spec/rows.h"
+#include "spec/stages.h"
 #include "worker/methods/contribution_writer.h"
 #include "worker/methods/thread_scratch.h"
 
@@ -26,6 +28,24 @@ absl::Status RefuseElement(const std::string& tensor, uint64_t element, float gr
   return absl::InvalidArgumentError(absl::StrCat(
       "the gradient of '", tensor, "' is ", gradient, " at element ", element,
       "; it brings the momentum above the limit, ", kMomentumMax, ", abstain from this round"));
+}
+
+// ReserveChunk (kernels/demo.h), whose values are rounded before they leave the momentum.
+void ReserveRounded(const ChunkPlace& place, const ReserveRule& rule, ValueRounder round,
+                    const float* g, float* d, Components* sent) {
+  const ChunkShape shape = place.shape;
+  const std::vector<float> zeros(g == nullptr ? shape.cols : 0);
+  for (uint32_t j = 0; j < shape.rows; ++j) {
+    const float* const row = g == nullptr ? zeros.data() : g + j * place.stride;
+    UpdateMomentum(rule.beta, rule.eta, absl::MakeConstSpan(row, shape.cols),
+                   absl::MakeSpan(d + j * place.stride, shape.cols));
+  }
+  std::vector<float> x(shape.elements());
+  EncodeChunk(shape, d, place.stride, absl::MakeSpan(x));
+  SelectTopK(x, rule.k, sent);
+  round(absl::MakeSpan(sent->value));
+  DecodeComponents(shape, *sent, absl::MakeSpan(x));
+  AddScaledChunk(shape, -rule.alpha, x, d, place.stride);
 }
 
 }  // namespace
@@ -78,6 +98,7 @@ void DemoShard::EncodeBlock(const HeldBlock& held, float eta, absl::Span<const f
   rule.beta = options_.codec.beta();
   rule.eta = eta;
   rule.alpha = options_.codec.alpha();
+  const ValueRounder round = RounderOf(NumberSettingsOf(options_.codec.numbers()).format);
   for (uint64_t c = 0, runs = 1; c < block.chunks; c += runs) {
     const ChunkPlace place = grid().Place(block.first_chunk + c);
     runs = held_->RunsFrom(block.first_chunk + c);
@@ -86,7 +107,10 @@ void DemoShard::EncodeBlock(const HeldBlock& held, float eta, absl::Span<const f
     float* const d = residual_[held.part].data() + first;
     Components* const sent = &(*components)[held.first_slot + c];
     rule.k = place.k;
-    if (runs > 1) {
+    if (round != nullptr) {
+      runs = 1;
+      ReserveRounded(place, rule, round, g, d, sent);
+    } else if (runs > 1) {
       ReserveRuns(place.shape.cols, runs, rule, g, d, ThreadScratch(), sent);
     } else {
       ReserveChunk(place.shape, rule, g, place.stride, d, place.stride, ThreadScratch(), sent);
@@ -94,13 +118,21 @@ void DemoShard::EncodeBlock(const HeldBlock& held, float eta, absl::Span<const f
   }
 }
 
-std::vector<std::string> DemoShard::EncodeBlocks(uint64_t, float eta,
-                                                 const std::vector<absl::Span<const float>>& data) {
+DemoShard::Pending DemoShard::EncodeBlocks(uint64_t, float eta,
+                                           const std::vector<absl::Span<const float>>& data) {
   const std::vector<HeldBlock>& blocks = held_->blocks();
   std::vector<Components> components(held_->slots());
   ParallelFor(blocks.size(), threads(),
               [&](size_t i) { EncodeBlock(blocks[i], eta, data[blocks[i].part], &components); });
-  return WriteContribution(*held_, options_.piece_bytes_max, components);
+  const auto write = [&](v1::PayloadCodec layout) {
+    return WriteComponents(*held_, layout, options_.piece_bytes_max, components);
+  };
+  Pending sent;
+  sent.pieces = write(ContributionLayout(options_.codec));
+  if (options_.codec.numbers().format() == v1::NUMBER_FORMAT_SIGN1) {
+    sent.taken = write(v1::PAYLOAD_CODEC_MERGED);
+  }
+  return sent;
 }
 
 DemoShard::Decoder DemoShard::DecoderOf(uint64_t) const {
@@ -120,7 +152,7 @@ absl::StatusOr<std::vector<std::string>> DemoShard::Encode(
 
   for (auto& [_, older] : pending_) older.decay *= options_.codec.beta();
   Pending& reserved = pending_[round];
-  reserved.pieces = EncodeBlocks(round, eta, data);
+  reserved = EncodeBlocks(round, eta, data);
   reserved.lr = lr;
   return reserved.pieces;
 }
@@ -132,10 +164,11 @@ void DemoShard::Settle(uint64_t round, bool included) {
   pending_.erase(found);
 }
 
-void DemoShard::ForEachSent(uint64_t round, const Pending& pending, const UseSent& use) const {
+void DemoShard::ForEachChunkOf(uint64_t round, const std::vector<std::string>& pieces,
+                               const UseChunk& use) const {
   const Decoder decode = DecoderOf(round);
-  ParallelFor(pending.pieces.size(), threads(), [&](size_t i) {
-    const absl::StatusOr<PieceView> piece = OpenPiece(grid(), pending.pieces[i]);
+  ParallelFor(pieces.size(), threads(), [&](size_t i) {
+    const absl::StatusOr<PieceView> piece = OpenPiece(grid(), pieces[i]);
     ISTHMUS_CHECK(piece.ok());  // our own bytes
     std::vector<float> scratch;
     const absl::Status status =
@@ -154,8 +187,8 @@ void DemoShard::ForEachSent(uint64_t round, const Pending& pending, const UseSen
 
 void DemoShard::GiveBack(uint64_t round, const Pending& pending) {
   const float scale = pending.decay * options_.codec.alpha();
-  ForEachSent(
-      round, pending,
+  ForEachChunkOf(
+      round, pending.taken.empty() ? pending.pieces : pending.taken,
       [&](const ChunkPlace& place, uint32_t part, uint64_t offset, absl::Span<float> values) {
         AddScaledChunk(place.shape, scale, values, residual_[part].data() + offset, place.stride);
       });
@@ -167,11 +200,12 @@ absl::Status DemoShard::LookAhead(float look,
                            held_->MatchAllParts(parameters));
   for (const auto& [round, pending] : pending_) {
     const float scale = -(look * pending.lr);
-    ForEachSent(round, pending,
-                [&](const ChunkPlace& place, uint32_t part, uint64_t offset, absl::Span<float> u) {
-                  if (options_.codec.sign()) SignInPlace(u);
-                  AddScaledChunk(place.shape, scale, u, data[part].data() + offset, place.stride);
-                });
+    ForEachChunkOf(
+        round, pending.pieces,
+        [&](const ChunkPlace& place, uint32_t part, uint64_t offset, absl::Span<float> u) {
+          if (options_.codec.sign()) SignInPlace(u);
+          AddScaledChunk(place.shape, scale, u, data[part].data() + offset, place.stride);
+        });
   }
   return absl::OkStatus();
 }
@@ -185,7 +219,7 @@ MethodState DemoShard::State() const {
   MethodState state = Method::State();
   state.residual = residual_;
   for (const auto& [round, pending] : pending_) {
-    state.pending.push_back({round, pending.decay, pending.pieces, pending.lr});
+    state.pending.push_back({round, pending.decay, pending.pieces, pending.lr, pending.taken});
   }
   return state;
 }
@@ -199,7 +233,8 @@ absl::Status DemoShard::SetState(MethodState state) {
   std::map<uint64_t, Pending> pending;
   for (PendingContribution& sent : state.pending) {
     ISTHMUS_RETURN_IF_ERROR(CheckPendingPieces(*held_, sent.pieces));
-    pending[sent.round] = {std::move(sent.pieces), sent.decay, sent.lr};
+    ISTHMUS_RETURN_IF_ERROR(CheckPendingPieces(*held_, sent.taken));
+    pending[sent.round] = {std::move(sent.pieces), sent.decay, sent.lr, std::move(sent.taken)};
   }
   std::vector<std::vector<float>> residual = std::move(state.residual);
   ISTHMUS_RETURN_IF_ERROR(Method::SetState(std::move(state)));

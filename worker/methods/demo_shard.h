@@ -3,6 +3,8 @@
 // Per round (algorithm page "One DeMo step", arXiv 2411.19870; reserve and settle are ours):
 //   Encode   d <- beta*d + eta*g;  chunks -> DCT -> top-k -> pieces;  d <- d - alpha*decode(sent),
 //            which stays on the pending list as sent
+//            (values rounded as codec.numbers says; of SIGN1, which sends no magnitude, `sent` is
+//            here what was selected, and is kept beside the pieces)
 //   Settle   included: the pending entry is dropped
 //            left out:  d <- d + (product of the betas since * alpha) * decode(sent)
 //   Apply    u <- sign(decode(merged)), then the base step (worker/methods/update_step.h)
@@ -52,9 +54,17 @@ class DemoShard : public Method {
   using Method::Method;
   // Allocates the residual of parts held.
   void MakeResidual();
-  // Lines 3 to 7 of all blocks: the pieces to send in `round`.
-  virtual std::vector<std::string> EncodeBlocks(uint64_t round, float eta,
-                                                const std::vector<absl::Span<const float>>& data);
+  struct Pending {
+    std::vector<std::string> pieces;  // as sent
+    float decay = 1.0f;               // product of the betas applied to the residual since
+    float lr = 0.0f;                  // of its round
+    // What left the residual, as MERGED pieces, where `pieces` do not tell: SIGN1.
+    std::vector<std::string> taken;
+  };
+
+  // Lines 3 to 7 of all blocks: what to send in `round`.
+  virtual Pending EncodeBlocks(uint64_t round, float eta,
+                               const std::vector<absl::Span<const float>>& data);
   // Decodes what was sent of a chunk: `x` has the chunk's elements, row-major. Thread-safe.
   using Decoder =
       std::function<void(const ChunkPlace& place, const Components& sent, absl::Span<float> x)>;
@@ -64,22 +74,17 @@ class DemoShard : public Method {
   std::vector<std::vector<float>> residual_;  // [part]
 
  private:
-  struct Pending {
-    std::vector<std::string> pieces;  // as sent
-    float decay = 1.0f;               // product of the betas applied to the residual since
-    float lr = 0.0f;                  // of its round
-  };
-
   absl::Status CheckGradients(float eta, const std::vector<absl::Span<const float>>& data) const;
   // Lines 3 to 7 for one block; `components` has a place for each chunk held.
   void EncodeBlock(const HeldBlock& held, float eta, absl::Span<const float> gradient,
                    std::vector<Components>* components);
   void GiveBack(uint64_t round, const Pending& pending);
-  // Calls `use` with the decoded values of every chunk of it, and where the chunk lies in its part;
-  // from several threads.
-  using UseSent = std::function<void(const ChunkPlace& place, uint32_t part, uint64_t offset,
-                                     absl::Span<float> values)>;
-  void ForEachSent(uint64_t round, const Pending& pending, const UseSent& use) const;
+  // Calls `use` with the decoded values of every chunk in `pieces` of `round`, and where the chunk
+  // lies in its part; from several threads.
+  using UseChunk = std::function<void(const ChunkPlace& place, uint32_t part, uint64_t offset,
+                                      absl::Span<float> values)>;
+  void ForEachChunkOf(uint64_t round, const std::vector<std::string>& pieces,
+                      const UseChunk& use) const;
 
   std::map<uint64_t, Pending> pending_;  // by round; at most kPendingRoundsMax
 };

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/parallel.h"
 #include "base/status_macros.h"
+#include "spec/piece.h"
 #include "worker/methods/contribution_writer.h"
 
 namespace isthmus {
@@ -64,7 +65,8 @@ absl::StatusOr<std::vector<std::string>> GradientShard::Encode(
     ParallelFor(blocks.size(), threads(),
                 [&](size_t i) { AppendBlock(blocks[i], values, &components); });
   }
-  return WriteContribution(*held_, options_.piece_bytes_max, components);
+  return WriteComponents(*held_, ContributionLayout(options_.codec), options_.piece_bytes_max,
+                         components);
 }
 
 void GradientShard::Settle(uint64_t round, bool included) {

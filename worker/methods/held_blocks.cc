@@ -104,8 +104,14 @@ absl::StatusOr<std::vector<Components>> HeldBlocks::ReadUpdate(
     absl::Span<const std::string* const> update, int threads) const {
   ChunkRanges covered;
   std::vector<PieceView> wanted;
+  v1::PayloadCodec layout = v1::PAYLOAD_CODEC_UNSPECIFIED;
   for (const std::string* bytes : update) {
     ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(*grid_, *bytes));
+    if (covered.chunks() > 0 && piece.codec != layout) {
+      return absl::InvalidArgumentError(absl::StrCat("the update has pieces of layouts ", layout,
+                                                     " and ", piece.codec, "; all have one"));
+    }
+    layout = piece.codec;
     if (!covered.Add(piece.first_chunk, piece.end_chunk)) {
       return absl::InvalidArgumentError(
           absl::StrCat("the update has twice a chunk of ", piece.first_chunk, " to before ",

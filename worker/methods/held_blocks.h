@@ -66,9 +66,9 @@ class HeldBlocks {
   absl::StatusOr<std::vector<absl::Span<T>>> MatchAllParts(
       const std::vector<TensorPart<T>>& given) const;
 
-  // The components of every chunk held, by slot, from an update whose pieces together cover
-  // ranges() (and may cover more). INVALID_ARGUMENT: a damaged piece, a chunk that is missing or
-  // there twice.
+  // The components of every chunk held (or its values alone: ChunkReader), by slot, from an update
+  // whose pieces together cover ranges() (and may cover more). INVALID_ARGUMENT: a damaged piece, a
+  // chunk that is missing or there twice, pieces of two layouts.
   absl::StatusOr<std::vector<Components>> ReadUpdate(absl::Span<const std::string* const> update,
                                                      int threads) const;
 

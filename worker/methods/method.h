@@ -45,6 +45,7 @@ struct PendingContribution {
   float decay = 1.0f;               // product of the betas applied to the residual since
   std::vector<std::string> pieces;  // as sent
   float lr = 0.0f;                  // of its round
+  std::vector<std::string> taken;   // what left the residual, where `pieces` do not tell (SIGN1)
 };
 
 // Local steps behind a delta, and the tokens they read on this rank.

@@ -383,7 +383,7 @@ MethodState OuterShard::State() const {
   MethodState state;
   state.residual = residual_;
   for (const auto& [round, pending] : pending_) {
-    state.pending.push_back({round, pending.decay, pending.pieces});
+    state.pending.push_back({round, pending.decay, pending.pieces, 0.0f, {}});
   }
   state.step = step_state();
   if (work_.steps > 0) state.x = x_;

@@ -23,8 +23,8 @@ absl::StatusOr<RowsShard> RowsShard::Make(const MethodOptions& options,
   return shard;
 }
 
-std::vector<std::string> RowsShard::EncodeBlocks(uint64_t round, float eta,
-                                                 const std::vector<absl::Span<const float>>& data) {
+DemoShard::Pending RowsShard::EncodeBlocks(uint64_t round, float eta,
+                                           const std::vector<absl::Span<const float>>& data) {
   const RowChoice rows(&grid(), options_.seed, round);
   const std::vector<HeldBlock>& blocks = held_->blocks();
   std::vector<std::vector<char>> coded(held_->slots());
@@ -38,7 +38,9 @@ std::vector<std::string> RowsShard::EncodeBlocks(uint64_t round, float eta,
       writer.AppendCoded(block.first_chunk + c, {bytes.data(), bytes.size()});
     }
   }
-  return writer.Finish();
+  Pending sent;
+  sent.pieces = writer.Finish();
+  return sent;
 }
 
 void RowsShard::EncodeRows(const HeldBlock& held, float eta, absl::Span<const float> gradient,

@@ -22,8 +22,8 @@ class RowsShard : public DemoShard {
                                         const std::vector<TensorPart<const float>>& parts);
 
  protected:
-  std::vector<std::string> EncodeBlocks(uint64_t round, float eta,
-                                        const std::vector<absl::Span<const float>>& data) override;
+  Pending EncodeBlocks(uint64_t round, float eta,
+                       const std::vector<absl::Span<const float>>& data) override;
   Decoder DecoderOf(uint64_t round) const override;
 
  private:

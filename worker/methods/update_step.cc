@@ -132,7 +132,10 @@ void UpdateStep::ApplyBlock(const HeldBlock& held, const Rule& rule, const RowCh
   const Grid& grid = held_->grid();
   const Block& block = held_->BlockOf(held);
   const bool transformed = codec_.kind() == v1::CODEC_KIND_DEMO;
-  const bool fused = transformed && optimizer_.base() == v1::BASE_OPTIMIZER_SGD &&
+  // Signs of an update that the coordinator has decoded (PAYLOAD_CODEC_SIGN_PLANE).
+  const Components& first = components[held.first_slot];
+  const bool are_signs = transformed && first.index.empty() && !first.value.empty();
+  const bool fused = transformed && !are_signs && optimizer_.base() == v1::BASE_OPTIMIZER_SGD &&
                      optimizer_.momentum() == 0 && rule.coupled_decay.empty();
   const StepRule step = {codec_.sign(), rule.lr, rule.decay_factor[block.tensor]};
   std::vector<float> u;
@@ -149,8 +152,9 @@ void UpdateStep::ApplyBlock(const HeldBlock& held, const Rule& rule, const RowCh
       }
       continue;
     }
-    u.assign(place.shape.elements(), 0.0f);
-    if (transformed) {
+    if (are_signs) {
+      u = merged.value;
+    } else if (u.assign(place.shape.elements(), 0.0f); transformed) {
       DecodeComponents(place.shape, merged, absl::MakeSpan(u));
     } else if (rows != nullptr) {
       const std::vector<uint32_t> elements = rows->Elements(place);

@@ -2,8 +2,9 @@
 // machine (design rule 18): the same update gives the same bits on every node, whatever it holds of
 // the model, with any number of threads. All methods end in it.
 //
-// Per chunk, with u the merged values (CODEC_KIND_DEMO: of the DCT, decoded; CODEC_KIND_DENSE: as
-// they are; RANDOM, STRIDING, SLICING: in the round's rows, and 0 elsewhere):
+// Per chunk, with u the merged values (CODEC_KIND_DEMO: of the DCT, decoded, here or, where only
+// its signs count, by the coordinator; CODEC_KIND_DENSE: as they are; RANDOM, STRIDING, SLICING: in
+// the round's rows, and 0 elsewhere):
 //   u <- u * clip / norm       where CODEC_KIND_DENSE is to be clipped and norm > clip
 //   u <- sign(u)               where the codec says so
 //   SGD     p <- p * (1 - lr * lambda);  p <- p - lr * u

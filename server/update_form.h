@@ -1,0 +1,24 @@
+// The forms in which the update of a round of components travels: exact equivalents of what was
+// merged, of which the smallest is sent (design rule 19).
+//
+//   components   MERGED, MERGED_VOTES: what was merged, as FoldContributions writes it
+//   sign plane   the signs of the decoded update, a bit a parameter, where the step takes signs
+//   dense        MERGED_DENSE: every merged value
+#pragma once
+
+#include "server/fold.h"
+#include "spec/grid.h"
+
+namespace isthmus {
+
+// What decoding a parameter here must save at least, as a share of a byte: a sign plane costs the
+// coordinator a transform of the whole model, components cost by what was sent. At 300 million
+// parameters a second it is the time that a line of 150 Mbit/s takes for these bytes.
+inline constexpr uint64_t kDecodedPerByte = 16;
+
+// The update of `folded` in the form that the codec forces, or in the smallest; of equal ones in
+// the first above. A function of `folded` alone: neither the machine nor `threads` matter, and the
+// norm stays that of the merged values. Updates of codecs without forms stay as they are.
+FoldedUpdate InForm(const Grid& grid, FoldedUpdate folded, int threads);
+
+}  // namespace isthmus

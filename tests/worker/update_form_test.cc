@@ -1,0 +1,137 @@
+// Whichever form an update has, nodes end with the same bits, and the record says the same norm.
+#include "server/update_form.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <random>
+
+#include "server/contribution.h"
+#include "spec/piece.h"
+#include "tests/worker/method_fixture.h"
+
+namespace isthmus {
+namespace {
+
+// Odd sides have elements that components with odd frequencies leave at 0.
+const std::vector<Shape> kShapes = {{130, 70}, {35, 9}, {5000}, {}, {3, 3}};
+
+std::unique_ptr<Method> MethodOf(const Grid& grid, const v1::CodecSpec& codec,
+                                 v1::BaseOptimizer base, const Tensors& tensors) {
+  MethodOptions options;
+  options.grid = &grid;
+  options.codec = codec;
+  options.optimizer.set_base(base);
+  options.optimizer.set_beta1(0.9f);
+  options.optimizer.set_beta2(0.95f);
+  options.optimizer.set_eps(1e-8f);
+  options.threads = 2;
+  auto method = MakeMethod(options, WholeParts(tensors));
+  EXPECT_TRUE(method.ok()) << method.status();
+  return *std::move(method);
+}
+
+// One round of `nodes` nodes with random gradients.
+FoldedUpdate Round(const Grid& grid, const v1::CodecSpec& codec, size_t nodes, uint32_t seed) {
+  std::vector<std::vector<HeldPiece>> contributions(nodes);
+  for (size_t node = 0; node < nodes; ++node) {
+    const Tensors gradients = RandomTensors(grid, seed + static_cast<uint32_t>(node));
+    DemoShard shard = MakeShard(grid, codec, WholeParts(gradients), 1, 3000);
+    const auto pieces = shard.Encode(1, 0.01f, WholeParts(gradients));
+    EXPECT_TRUE(pieces.ok()) << pieces.status();
+    for (const std::string& piece : *pieces) {
+      auto held = CheckContributionPiece(grid, piece);
+      EXPECT_TRUE(held.ok()) << held.status();
+      contributions[node].push_back(*std::move(held));
+    }
+  }
+  return FoldContributions(grid, contributions, 2);
+}
+
+Grid WithForm(const Grid& grid, v1::UpdateForm form) {
+  v1::CodecSpec codec = grid.codec();
+  codec.set_update_form(form);
+  Grid other = grid;
+  EXPECT_TRUE(other.TakeCodec(codec).ok());
+  return other;
+}
+
+v1::PayloadCodec LayoutOf(const v1::CodecSpec& codec, v1::UpdateForm form) {
+  if (form == v1::UPDATE_FORM_SIGN_PLANE) return v1::PAYLOAD_CODEC_SIGN_PLANE;
+  return form == v1::UPDATE_FORM_DENSE ? v1::PAYLOAD_CODEC_MERGED_DENSE : UpdateLayout(codec);
+}
+
+void ExpectSameBits(v1::NumberFormat format, v1::BaseOptimizer base, size_t nodes, uint32_t seed) {
+  v1::CodecSpec codec;
+  codec.mutable_numbers()->set_format(format);
+  codec = CompleteCodec(codec);
+  const Grid grid = MakeGrid(kShapes, codec);
+  const FoldedUpdate folded = Round(grid, codec, nodes, seed);
+  EXPECT_EQ(folded.layout, UpdateLayout(codec));
+  const Tensors start = RandomTensors(grid, seed);
+  std::vector<Tensors> ends;
+  for (const v1::UpdateForm form : {v1::UPDATE_FORM_UNSPECIFIED, v1::UPDATE_FORM_COMPONENTS,
+                                    v1::UPDATE_FORM_SIGN_PLANE, v1::UPDATE_FORM_DENSE}) {
+    const Grid own = WithForm(grid, form);
+    const FoldedUpdate update = InForm(own, folded, 2);
+    EXPECT_EQ(update.norm, folded.norm);
+    EXPECT_TRUE(InForm(own, folded, 1).pieces == update.pieces);
+    if (form != v1::UPDATE_FORM_UNSPECIFIED) {
+      EXPECT_EQ(update.layout, LayoutOf(codec, form));
+    }
+    Tensors parameters = start;
+    const auto method = MethodOf(own, own.codec(), base, parameters);
+    const std::vector<const std::string*> pieces = Pointers(update.pieces);
+    EXPECT_TRUE(PayloadDigest(own, pieces).ok());
+    for (int step = 0; step < 2; ++step) {
+      const absl::Status applied =
+          method->Apply({0.01f, 0.1f, update.norm, 1}, pieces, WholeParts(&parameters));
+      ASSERT_TRUE(applied.ok()) << applied;
+    }
+    ends.push_back(std::move(parameters));
+    ASSERT_TRUE(ends.back() == ends.front()) << v1::UpdateForm_Name(form);
+    ASSERT_FALSE(ends.back() == start);
+  }
+}
+
+TEST(UpdateForm, NodesEndWithTheSameBits) {
+  const uint32_t seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  for (const v1::NumberFormat format :
+       {v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_BF16, v1::NUMBER_FORMAT_F16,
+        v1::NUMBER_FORMAT_INT8, v1::NUMBER_FORMAT_INT4, v1::NUMBER_FORMAT_SIGN1}) {
+    SCOPED_TRACE(v1::NumberFormat_Name(format));
+    ExpectSameBits(format, v1::BASE_OPTIMIZER_SGD, 3, seed);
+    ExpectSameBits(format, v1::BASE_OPTIMIZER_ADAMW, 2, seed);
+  }
+}
+
+TEST(UpdateForm, TheSmallestIsSent) {
+  const auto layout = [](double density, bool sign, v1::NumberFormat format, size_t nodes) {
+    v1::CodecSpec codec;
+    codec.mutable_numbers()->set_format(format);
+    codec.set_sign(sign);
+    codec.set_matrix_density(density);
+    codec.set_vector_density(density);
+    codec = CompleteCodec(codec);
+    const Grid grid = MakeGrid({{128, 128}, {640}}, codec);
+    return InForm(grid, Round(grid, codec, nodes, 1), 1).layout;
+  };
+  const v1::NumberFormat f32 = v1::NUMBER_FORMAT_F32;
+  EXPECT_EQ(layout(32.0 / 4096, true, f32, 2), v1::PAYLOAD_CODEC_MERGED);
+  EXPECT_EQ(layout(0.25, true, f32, 2), v1::PAYLOAD_CODEC_SIGN_PLANE);
+  EXPECT_EQ(layout(0.25, false, f32, 2), v1::PAYLOAD_CODEC_MERGED);
+  EXPECT_EQ(layout(1.0, false, f32, 2), v1::PAYLOAD_CODEC_MERGED_DENSE);
+  EXPECT_EQ(layout(32.0 / 4096, true, v1::NUMBER_FORMAT_SIGN1, 4), v1::PAYLOAD_CODEC_MERGED_VOTES);
+}
+
+TEST(UpdateForm, OlderRunsHaveTheirs) {
+  v1::CodecSpec codec = CompleteCodec({});
+  codec.clear_numbers();
+  const Grid grid = MakeGrid(kShapes, codec);
+  EXPECT_EQ(InForm(grid, Round(grid, codec, 2, 1), 1).layout, v1::PAYLOAD_CODEC_MERGED_F32);
+}
+
+}  // namespace
+}  // namespace isthmus
