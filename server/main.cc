@@ -6,6 +6,7 @@
 //   2  flags, or a run spec that does not hold
 //   3  the disk failed while the state was being written (kExitDisk): nothing was answered after
 //      that, and a start on a sound disk goes on from what is there
+//   4  it no longer takes new connections (transport/self_probe.h); a start makes that good
 #include <pthread.h>
 #include <signal.h>
 
@@ -22,6 +23,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/descriptors.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/main_flags.h"
@@ -33,6 +35,7 @@
 #include "server/store.h"
 #include "server/version.h"
 #include "spec/run_spec.h"
+#include "transport/self_probe.h"
 #include "transport/service.h"
 
 ABSL_FLAG(std::string, run_spec, "",
@@ -63,6 +66,9 @@ namespace isthmus {
 namespace {
 
 constexpr int kPollMs = 100;
+constexpr int kExitNoListener = 4;
+// Each connection and each file of the state is one; a node has three connections.
+constexpr uint64_t kDescriptorsWanted = 65536;
 // How long --exit_when_finished waits for nodes that still fetch the last update.
 constexpr int64_t kLingerMs = 10000;
 
@@ -84,12 +90,13 @@ absl::Status CheckFlags() {
   return CheckLogLevel(absl::GetFlag(FLAGS_log_level));
 }
 
-// Waits for a signal, or with --exit_when_finished for the end of the run.
-void WaitForEnd(const sigset_t& signals, const Runs& runs) {
+// Waits for a signal, with --exit_when_finished for the end of the run, or until no connection is
+// taken any more.
+void WaitForEnd(const sigset_t& signals, const Runs& runs, const SelfProbe& probe) {
   const timespec poll = {0, kPollMs * 1000000};
   const MonotonicClock clock;
   int64_t finished_ms = -1;
-  while (sigtimedwait(&signals, nullptr, &poll) <= 0) {
+  while (sigtimedwait(&signals, nullptr, &poll) <= 0 && !probe.dead()) {
     if (!absl::GetFlag(FLAGS_exit_when_finished) || !runs.finished()) continue;
     if (finished_ms < 0) finished_ms = clock.NowMs();
     if (runs.live_nodes() == 0 || clock.NowMs() - finished_ms >= kLingerMs) return;
@@ -140,6 +147,7 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
   const absl::StatusOr<std::unique_ptr<Runs>> runs = Runs::Start(std::move(options));
   if (!runs.ok()) return Fail(1, runs.status().message());
 
+  const uint64_t descriptors = RaiseDescriptorLimit(kDescriptorsWanted);
   EnableReflection();
   MonitorServer monitor(runs->get());
   GrpcServerOptions server_options;
@@ -154,20 +162,27 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
     const bool flags = absl::IsInvalidArgument(server.status());
     return Fail(flags ? kExitFlags : 1, server.status().message());
   }
+  const SelfProbe probe({(*server)->addresses()});
   LogInfo("serving", {{"address", absl::StrJoin((*server)->addresses(), ",")},
                       {"version", kServerVersion},
+                      {"descriptors_max", absl::StrCat(descriptors)},
                       {"waiting_for", WaitingFor(**runs)}});
   if (const auto ready = WriteReadyFile(absl::GetFlag(FLAGS_ready_file), (*server)->addresses());
       !ready.ok()) {
     return Fail(1, ready.message());
   }
-  WaitForEnd(signals, **runs);
+  WaitForEnd(signals, **runs, probe);
+  const bool is_closed = probe.dead();  // from here on its own address closes
+  if (is_closed) {
+    LogError("no longer takes new connections; ending, so that a supervisor starts it again",
+             {{"why", std::string(probe.why().message())}});
+  }
   LogInfo("stopping", {{"drain_ms_max", absl::StrCat(kDrainMs)}});
   (*server)->SetServing(false);
   (*runs)->Stop();  // ends the watches, which would not end by themselves
   (*server)->Shutdown(kDrainMs);
   LogInfo("stopped");
-  return 0;
+  return is_closed ? kExitNoListener : 0;
 }
 
 int Main(int argc, char** argv) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "base/descriptors.h"
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
@@ -43,7 +43,7 @@ constexpr uint64_t kFingerprintStretches = 1024;
 constexpr uint64_t kStretchTokens = kFingerprintTokens / kFingerprintStretches;
 
 // Descriptors that the process needs beside those of data files.
-constexpr rlim_t kOtherDescriptors = 256;
+constexpr uint64_t kOtherDescriptors = 256;
 
 uint64_t TokenBytes(v1::TokenFormat format) {
   return format == v1::TOKEN_FORMAT_UINT32 ? 4 : format == v1::TOKEN_FORMAT_UINT16 ? 2 : 1;
@@ -79,14 +79,6 @@ absl::Status AddMatches(const std::string& pattern, const std::string& flag,
   std::sort(matches.begin(), matches.end());  // by bytes; glob's own order is the locale's
   names->insert(names->end(), matches.begin(), matches.end());
   return absl::OkStatus();
-}
-
-// Thousands of files want more descriptors than a process has by default.
-void RaiseDescriptorLimit(size_t files) {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= files + kOtherDescriptors) return;
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, files + kOtherDescriptors);
-  setrlimit(RLIMIT_NOFILE, &limit);  // where it cannot be raised, opening says so
 }
 
 absl::Status CheckFileStatus(const std::string& path, const struct stat& status) {
@@ -170,7 +162,8 @@ absl::Status CheckDataFiles(const std::string& files, const std::string& flag) {
 absl::StatusOr<std::unique_ptr<TokenData>> TokenData::Open(const TokenDataOptions& options) {
   ISTHMUS_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            ListDataFiles(options.files, options.flag));
-  RaiseDescriptorLimit(names.size());
+  // Thousands of files want more than a process has by default; opening says if they are too few.
+  RaiseDescriptorLimit(names.size() + kOtherDescriptors);
   auto data = std::unique_ptr<TokenData>(new TokenData());
   data->token_bytes_ = TokenBytes(options.format);
   data->options_ = options;

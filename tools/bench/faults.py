@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from demo_cluster import RunError  # noqa: E402
 from fault_cases import (  # noqa: E402
     chaos_cases,
+    limit_cases,
     process_cases,
     run_cases,
     store_cases,
@@ -33,7 +34,15 @@ from fault_cases import (  # noqa: E402
 from fault_cases.case import Bench  # noqa: E402
 
 CASES = {}
-for family in (store_cases, wire_cases, run_cases, chaos_cases, time_cases, process_cases):
+for family in (
+    store_cases,
+    wire_cases,
+    run_cases,
+    chaos_cases,
+    time_cases,
+    process_cases,
+    limit_cases,
+):
     CASES.update(family.CASES)
 
 
