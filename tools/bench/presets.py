@@ -47,14 +47,19 @@ PRESETS = {
     "diloco": (30, 500, 0.0015, True),
     "slowmo": (30, 48, 0.0015, True),
     "local_sgd": (30, 8, 0.003, True),
-    "sparse_loco": (30, 30, 0.006, True),
-    "demo_local": (30, 30, 0.006, True),
+    "sparse_loco": (30, 30, 0.003, True),
+    "demo_local": (30, 30, 0.003, True),
     "dist_sign_momentum_short": (12, 12, 0.006, True),
     "dist_sign_momentum": (12, 12, 0.006, False),  # the paper's: for thousands of rounds
     "dist_lion": (1, 1, 0.0005, False),  # shown without a bar
 }
-# Beside the preset: the outer rate that sign_momentum's tuning found for two nodes.
-MORE = {"diloco": "outer { lr: 0.4 }"}
+# Beside the preset: the outer rate that sign_momentum's tuning found for two nodes; and an eighth
+# of the values in place of a 64th and less, which want more rounds (docs/results/presets.md).
+MORE = {
+    "diloco": "outer { lr: 0.4 }",
+    "sparse_loco": "codec { topk_k: 512 }",
+    "demo_local": "codec { matrix_density: 0.125 }",
+}
 FULL_NODES = {"frankfurt": 1, "virginia": 1, "singapore": 1, "warsaw": 1}
 
 
