@@ -221,7 +221,6 @@ OuterFoldSettings OuterFoldSettingsOf(const v1::RunSpec& spec) {
 }
 
 absl::StatusOr<BlockFold> MakeBlockFold(const OuterFoldSettings& settings, const Grid& grid,
-
                                         const std::vector<OuterContribution>& contributions,
                                         int threads) {
   ISTHMUS_CHECK(!contributions.empty());
@@ -239,7 +238,6 @@ float NormOf(const std::vector<double>& squares) {
 }
 
 absl::StatusOr<OuterAggregate> FoldOuter(const OuterFoldSettings& settings, const Grid& grid,
-
                                          const std::vector<OuterContribution>& contributions,
                                          int threads) {
   ISTHMUS_ASSIGN_OR_RETURN(const BlockFold fold,

@@ -53,7 +53,6 @@ using BlockFold = std::function<void(size_t block, absl::Span<float> g)>;
 // is returned. INVALID_ARGUMENT: a weight out of its limits, which the check of a submission
 // refuses.
 absl::StatusOr<BlockFold> MakeBlockFold(const OuterFoldSettings& settings, const Grid& grid,
-
                                         const std::vector<OuterContribution>& contributions,
                                         int threads);
 
@@ -67,7 +66,6 @@ struct OuterAggregate {
 
 // All blocks. Where g is not needed as a whole, block by block is cheaper.
 absl::StatusOr<OuterAggregate> FoldOuter(const OuterFoldSettings& settings, const Grid& grid,
-
                                          const std::vector<OuterContribution>& contributions,
                                          int threads);
 

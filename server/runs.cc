@@ -71,6 +71,12 @@ absl::Status MakeFolder(const std::string& dir) {
                     "STATE_FOLDER");
 }
 
+v1::CreateRunResponse CreatedAs(const v1::RunSpec& spec) {
+  v1::CreateRunResponse response;
+  *response.mutable_spec() = spec;
+  return response;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Runs>> Runs::Start(RunsOptions options) {
@@ -207,16 +213,15 @@ absl::Status Runs::CheckRoom(const std::string& run) const {
 }
 
 absl::StatusOr<v1::CreateRunResponse> Runs::CreateRun(const v1::CreateRunRequest& request) {
-  ISTHMUS_ASSIGN_OR_RETURN(const v1::RunSpec spec, ParseRunSpec(request.spec()));
-  v1::CreateRunResponse response;
-  *response.mutable_spec() = spec;
+  ISTHMUS_ASSIGN_OR_RETURN(v1::RunSpec spec, ParseRunSpec(request.spec()));
   std::lock_guard<std::mutex> create_lock(create_mutex_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto same = runs_.find(spec.run());
     if (same != runs_.end()) {
+      KeepLayouts(same->second->spec(), &spec);
       const std::string difference = SpecDifference(same->second->spec(), spec);
-      if (difference.empty()) return response;
+      if (difference.empty()) return CreatedAs(spec);
       return WithReason(
           absl::AlreadyExistsError(absl::StrCat(
               "there is a run '", spec.run(), "' with another spec: ", difference,
@@ -233,7 +238,7 @@ absl::StatusOr<v1::CreateRunResponse> Runs::CreateRun(const v1::CreateRunRequest
   ISTHMUS_RETURN_IF_ERROR(StartRun(spec, std::move(store), dir));
   folder.Keep();
   LogInfo("an operator creates a run", {{"run", spec.run()}, {"state_dir", dir}});
-  return response;
+  return CreatedAs(spec);
 }
 
 // The answer to one that was carried out before; absent: there is no run of that name.

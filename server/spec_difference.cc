@@ -17,7 +17,7 @@ std::string SpecDifference(const v1::RunSpec& kept, const v1::RunSpec& given) {
   std::string report;  // lines of "modified: FIELD: KEPT -> GIVEN", "added: ...", "deleted: ..."
   differencer.ReportDifferencesToString(&report);
   if (differencer.Compare(kept, given)) return "";
-  const std::pair<absl::string_view, std::string> line =
+  const std::pair<std::string, std::string> line =
       absl::StrSplit(report.substr(0, report.find('\n')), absl::MaxSplits(": ", 1));
   const std::pair<std::string, std::string> field =
       absl::StrSplit(line.second, absl::MaxSplits(": ", 1));

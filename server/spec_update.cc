@@ -242,7 +242,6 @@ absl::StatusOr<v1::RunSpec> UpdatedSpec(const v1::RunSpec& last, const std::stri
   v1::RunSpec spec = last;
   if (!text.empty()) {
     ISTHMUS_ASSIGN_OR_RETURN(spec, ParseRunSpec(text));
-    KeepLayouts(last, &spec);
   } else {
     ISTHMUS_RETURN_IF_ERROR(DropDerived(last, &spec));
   }
@@ -251,6 +250,7 @@ absl::StatusOr<v1::RunSpec> UpdatedSpec(const v1::RunSpec& last, const std::stri
     ISTHMUS_RETURN_IF_ERROR(SetField(assignment, &spec));
   }
   ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
+  KeepLayouts(last, &spec);
   ISTHMUS_RETURN_IF_ERROR(CheckAllCounts(spec));
   return spec;
 }

@@ -53,6 +53,7 @@ void CodePlane(const Grid& grid, const std::string& merged, CodedPiece* plane) {
         const ChunkShape shape = grid.Place(chunk).shape;
         decoded.resize(shape.elements());
         DecodeComponents(shape, components, absl::MakeSpan(decoded));
+        SignInPlace(absl::MakeSpan(decoded));  // as a step would: of no number, 0
         AppendSignPlane(decoded, &plane->bytes);
         plane->chunk_ends.push_back(plane->bytes.size());
         return absl::OkStatus();

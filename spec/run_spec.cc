@@ -231,6 +231,9 @@ absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("the run spec does not parse, ", error.In(text)));
   }
+  // Whoever writes a spec writes one of today, however many fields it names (WasComplete).
+  FillPreset(&spec);
+  if (spec.codec().kind() == v1::CODEC_KIND_DEMO) spec.mutable_codec()->mutable_numbers();
   ISTHMUS_RETURN_IF_ERROR(CompleteRunSpec(&spec));
   ISTHMUS_RETURN_IF_ERROR(CheckAllCounts(spec));
   return spec;
@@ -290,6 +293,12 @@ std::vector<std::string> SpecWarnings(const v1::RunSpec& spec) {
   }
   const v1::CodecSpec& codec = spec.codec();
   const v1::NumberFormat format = codec.numbers().format();
+  if (codec.kind() == v1::CODEC_KIND_DEMO && !codec.sign() && format == v1::NUMBER_FORMAT_SIGN1) {
+    warnings.push_back(
+        "codec.numbers.format is NUMBER_FORMAT_SIGN1 and codec.sign is false, so every component "
+        "counts as 1 or -1, whatever its size, and steps are as long as their number says. Leave "
+        "codec.sign out, or give NUMBER_FORMAT_INT4.");
+  }
   const bool are_signs = codec.kind() == v1::CODEC_KIND_NUMBERS &&
                          (format == v1::NUMBER_FORMAT_SIGN1 || format == v1::NUMBER_FORMAT_TERNARY);
   if (IsOuter(spec) && spec.source() == v1::SOURCE_PARAM_DELTA && are_signs &&

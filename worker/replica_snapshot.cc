@@ -13,7 +13,6 @@
 #include "worker/replica.h"
 
 namespace isthmus {
-namespace {}  // namespace
 
 std::vector<uint64_t> Replica::PartBegins() {
   const Grid& grid = model_->grid();

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/limits.h"
+#include "server/spec_difference.h"
 #include "server/spec_revisions.h"
 #include "spec/rounds.h"
 #include "tests/server/outer_runs.h"
@@ -38,6 +39,23 @@ TEST(SpecUpdate, FieldsAreSetAndListed) {
   EXPECT_EQ(Changes(last, {"optimizer.weight_decay=0.1", "optimizer.weight_decay="}), "");
   EXPECT_EQ(Changes(last, {"optimizer.base=BASE_OPTIMIZER_ADAMW"}),
             "optimizer.base BASE_OPTIMIZER_SGD -> BASE_OPTIMIZER_ADAMW");
+}
+
+// A run of a release before codec.numbers: no update may give it today's layouts by the way.
+TEST(SpecUpdate, AnOlderRunKeepsItsLayouts) {
+  v1::RunSpec older = TestSpec({"a", "b"}, 0, 100);
+  older.mutable_codec()->clear_update_form();
+  older.mutable_codec()->clear_numbers();
+  for (const char* field : {"codec.matrix_density=", "codec.beta=", "codec.sign="}) {
+    EXPECT_EQ(Changes(older, {field}), "") << field;
+  }
+  EXPECT_EQ(Changes(older, {"codec.matrix_density=0.5"}), "codec.matrix_density 0.0078125 -> 0.5");
+  v1::RunSpec given = older;
+  given.mutable_codec()->mutable_numbers()->set_format(v1::NUMBER_FORMAT_F32);
+  EXPECT_EQ(SpecDifference(older, given),
+            "codec.numbers is not set there and { format: NUMBER_FORMAT_F32 } here");
+  EXPECT_EQ(SpecDifference(given, older),
+            "codec.numbers is { format: NUMBER_FORMAT_F32 } there and not set here");
 }
 
 TEST(SpecUpdate, AWholeSpecIsTakenAsItIs) {

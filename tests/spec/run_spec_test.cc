@@ -93,6 +93,18 @@ TEST(RunSpecTest, CompletionIsIdempotent) {
   EXPECT_EQ(spec->SerializeAsString(), once);
 }
 
+// A text is today's, even where it names every field that there was before codec.numbers.
+TEST(RunSpecTest, EveryTextHasTodaysLayouts) {
+  for (const char* codec :
+       {"", "codec { kind: CODEC_KIND_DEMO }",
+        "codec { kind: CODEC_KIND_DEMO chunk_rule: CHUNK_RULE_TILES chunk_side: 64 "
+        "matrix_density: 0.01 vector_density: 0.125 beta: 0.999 alpha: 1 sign: true }"}) {
+    const auto spec = ParseRunSpec(std::string(kSmall) + codec);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->codec().numbers().format(), v1::NUMBER_FORMAT_F32) << codec;
+  }
+}
+
 TEST(RunSpecTest, ModelAndDataMayBeLeftOutTogether) {
   EXPECT_TRUE(ParseRunSpec("run: 'r' steps: 1 nodes { name: 'a' } optimizer { lr: 1 }").ok());
 }

@@ -215,6 +215,15 @@ TEST(ReplicatorsTest, TheLearningRateThatActsTwiceIsWarnedOf) {
   }
 }
 
+TEST(ReplicatorsTest, StepsByComponentsOfWhichOnlySignsTravelAreWarnedOf) {
+  const std::string text = "codec { sign: false lr_in_momentum: false numbers { format: ";
+  const auto warnings = SpecWarnings(SpecOf(text + "NUMBER_FORMAT_SIGN1 } }"));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0], HasSubstr("whatever its size"));
+  EXPECT_TRUE(SpecWarnings(SpecOf(text + "NUMBER_FORMAT_INT4 } }")).empty());
+  EXPECT_TRUE(SpecWarnings(SpecOf("codec { numbers { format: NUMBER_FORMAT_SIGN1 } }")).empty());
+}
+
 TEST(PresetsTest, SignsThatAnOuterStepTakesForMagnitudesAreWarnedOf) {
   for (const Preset& preset : Presets()) {
     std::string text = absl::StrCat("preset: '", preset.name, "' ", kModel);

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <random>
 
+#include "base/limits.h"
 #include "server/contribution.h"
 #include "spec/piece.h"
 #include "tests/worker/method_fixture.h"
@@ -105,6 +107,36 @@ TEST(UpdateForm, NodesEndWithTheSameBits) {
     ExpectSameBits(format, v1::BASE_OPTIMIZER_SGD, 3, seed);
     ExpectSameBits(format, v1::BASE_OPTIMIZER_ADAMW, 2, seed);
   }
+}
+
+// Components near the end of float32, whose transform is infinite here and no number there.
+TEST(UpdateForm, NodesEndWithTheSameBitsWhereDecodingOverflows) {
+  v1::CodecSpec codec = CompleteCodec();
+  codec.set_update_form(v1::UPDATE_FORM_SIGN_PLANE);
+  const Grid grid = MakeGrid({{64, 64}, {300}}, codec);
+  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_MERGED, kPieceBytesMax);
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+    Components huge;
+    for (uint32_t i = 0; i < grid.Place(chunk).shape.elements(); ++i) {
+      huge.index.push_back(i);
+      huge.value.push_back(i % 3 == 0 ? -std::numeric_limits<float>::max()
+                                      : std::numeric_limits<float>::max());
+    }
+    writer.Append(chunk, huge);
+  }
+  const FoldedUpdate folded = {writer.Finish(), v1::PAYLOAD_CODEC_MERGED, 1.0f};
+  const FoldedUpdate plane = InForm(grid, folded, 2);
+  ASSERT_EQ(plane.layout, v1::PAYLOAD_CODEC_SIGN_PLANE);
+  const Tensors start = RandomTensors(grid, 1);
+  std::vector<Tensors> ends;
+  for (const FoldedUpdate* update : {&folded, &plane}) {
+    ends.push_back(start);
+    const auto method = MethodOf(grid, codec, v1::BASE_OPTIMIZER_SGD, start);
+    const absl::Status applied =
+        method->Apply({0.01f, 0.1f, 1.0f, 1}, Pointers(update->pieces), WholeParts(&ends.back()));
+    ASSERT_TRUE(applied.ok()) << applied;
+  }
+  EXPECT_TRUE(ends[0] == ends[1]);
 }
 
 TEST(UpdateForm, TheSmallestIsSent) {
