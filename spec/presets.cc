@@ -72,14 +72,12 @@ const std::vector<Preset>& Presets() {
        "codec { kind: CODEC_KIND_NUMBERS } aggregate { kind: AGGREGATE_KIND_MEAN } "
        "outer { kind: OUTER_KIND_ASSIGN }"},
       {"sparse_loco", "SparseLoCo, arXiv 2508.15706",
-       "local steps; 64 of 4,096 values travel, the residual is the momentum; 68 rounds want "
-       "topk_k 512",
+       "local steps; 64 of 4,096 values travel, the residual is the momentum; 68 rounds want 512",
        "source: SOURCE_PARAM_DELTA schedule { local_steps: 30 } "
        "codec { kind: CODEC_KIND_TOPK topk_chunk: 4096 topk_k: 64 feedback { decay: 0.95 } } "
        "aggregate { kind: AGGREGATE_KIND_MEAN } outer { kind: OUTER_KIND_SGD lr: 1 }"},
       {"demo_local", "DCT components of arXiv 2411.19870 over local steps",
-       "local steps; 32 of 4,096 DCT components of a tile travel; 68 rounds want matrix_density "
-       "0.125",
+       "local steps; 32 of 4,096 DCT components of a tile travel; 68 rounds want 512",
        "source: SOURCE_PARAM_DELTA schedule { local_steps: 30 } "
        "codec { kind: CODEC_KIND_DCT feedback { decay: 1 } } "
        "aggregate { kind: AGGREGATE_KIND_MEAN } outer { kind: OUTER_KIND_SGD lr: 1 }"},
