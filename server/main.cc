@@ -162,7 +162,8 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
     const bool flags = absl::IsInvalidArgument(server.status());
     return Fail(flags ? kExitFlags : 1, server.status().message());
   }
-  const SelfProbe probe({(*server)->addresses()});
+  absl::optional<SelfProbe> probe;
+  probe.emplace(SelfProbeOptions{(*server)->addresses()});
   LogInfo("serving", {{"address", absl::StrJoin((*server)->addresses(), ",")},
                       {"version", kServerVersion},
                       {"descriptors_max", absl::StrCat(descriptors)},
@@ -171,12 +172,13 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
       !ready.ok()) {
     return Fail(1, ready.message());
   }
-  WaitForEnd(signals, **runs, probe);
-  const bool is_closed = probe.dead();  // from here on its own address closes
+  WaitForEnd(signals, **runs, *probe);
+  const bool is_closed = probe->dead();
   if (is_closed) {
     LogError("no longer takes new connections; ending, so that a supervisor starts it again",
-             {{"why", std::string(probe.why().message())}});
+             {{"why", std::string(probe->why().message())}});
   }
+  probe.reset();  // its own address closes from here on
   LogInfo("stopping", {{"drain_ms_max", absl::StrCat(kDrainMs)}});
   (*server)->SetServing(false);
   (*runs)->Stop();  // ends the watches, which would not end by themselves

@@ -14,6 +14,12 @@
 #include "transport/grpc_library.h"
 
 namespace isthmus {
+namespace {
+
+// Between two looks whether a probe is over.
+constexpr int kLookMs = 50;
+
+}  // namespace
 
 absl::StatusOr<std::string> ReachedBy(const std::string& served) {
   ISTHMUS_ASSIGN_OR_RETURN(Address address, ParseAddress(served));
@@ -22,7 +28,8 @@ absl::StatusOr<std::string> ReachedBy(const std::string& served) {
   return AddressText(address);
 }
 
-absl::Status ProbeAddress(const std::string& address, int timeout_ms) {
+absl::Status ProbeAddress(const std::string& address, int timeout_ms,
+                          const std::function<bool()>& is_over) {
   KeepGrpcForLife();
   ISTHMUS_ASSIGN_OR_RETURN(const std::string reached, ReachedBy(address));
   grpc::ChannelArguments arguments;
@@ -31,9 +38,12 @@ absl::Status ProbeAddress(const std::string& address, int timeout_ms) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   const auto channel =
       grpc::CreateCustomChannel(reached, grpc::InsecureChannelCredentials(), arguments);
-  const gpr_timespec give_up =
-      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout_ms, GPR_TIMESPAN));
-  if (channel->WaitForConnected(give_up)) return absl::OkStatus();
+  for (int waited_ms = 0; waited_ms < timeout_ms; waited_ms += kLookMs) {
+    const gpr_timespec look =
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kLookMs, GPR_TIMESPAN));
+    if (channel->WaitForConnected(look)) return absl::OkStatus();
+    if (is_over()) return absl::CancelledError("the probe is no longer wanted");
+  }
   return absl::UnavailableError(absl::StrCat("no new connection to ", reached, " was taken within ",
                                              timeout_ms,
                                              " ms; too few descriptors (ulimit -n), most likely"));
@@ -56,6 +66,11 @@ absl::Status SelfProbe::why() const {
   return why_;
 }
 
+bool SelfProbe::is_ending() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return is_ending_;
+}
+
 bool SelfProbe::Pause() {
   std::unique_lock<std::mutex> lock(mutex_);
   return !ended_.wait_for(lock, std::chrono::milliseconds(options_.pause_ms),
@@ -66,7 +81,9 @@ void SelfProbe::Run() {
   std::vector<int> failures(options_.addresses.size());
   while (!dead_ && Pause()) {
     for (size_t i = 0; i < failures.size(); ++i) {
-      const absl::Status found = ProbeAddress(options_.addresses[i], options_.timeout_ms);
+      const absl::Status found =
+          ProbeAddress(options_.addresses[i], options_.timeout_ms, [this] { return is_ending(); });
+      if (absl::IsCancelled(found)) return;
       failures[i] = found.ok() ? 0 : failures[i] + 1;
       if (failures[i] < kSelfProbeFailuresMax) continue;
       std::lock_guard<std::mutex> lock(mutex_);

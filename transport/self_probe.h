@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -33,10 +34,14 @@ struct SelfProbeOptions {
 absl::StatusOr<std::string> ReachedBy(const std::string& served);
 
 // OK: a new connection was accepted and its first frames answered within timeout_ms. UNAVAILABLE,
-// naming the address, otherwise.
-absl::Status ProbeAddress(const std::string& address, int timeout_ms);
+// naming the address, otherwise. CANCELLED: `is_over` has said so, which is asked many times a
+// second.
+absl::Status ProbeAddress(
+    const std::string& address, int timeout_ms,
+    const std::function<bool()>& is_over = [] { return false; });
 
-// Probes all addresses, again and again, on a thread of its own.
+// Probes all addresses, again and again, on a thread of its own, which ends at once with it: the
+// end of a process does not wait for a probe.
 class SelfProbe {
  public:
   explicit SelfProbe(SelfProbeOptions options);
@@ -51,6 +56,7 @@ class SelfProbe {
   void Run();
   // True: waited so long. False: the end.
   bool Pause();
+  bool is_ending() const;
 
   const SelfProbeOptions options_;
   std::atomic<bool> dead_{false};
