@@ -11,11 +11,13 @@ built says skipped=not_built.
     ./dev bench replicators --full        three seeds; means over them, and tighter bars
     ./dev bench replicators --tune        learning rates of the cases in GRID, with another seed
     ./dev bench replicators --cases demo,slicing      only these (and AdamW)
+    ./dev bench replicators --full --resume           after an end half way: runs that ended count
 
 `bytes_per_round`: what one node sends. A plot shows loss against them.
 """
 
 import argparse
+import hashlib
 import json
 import pathlib
 import sys
@@ -104,6 +106,34 @@ BASE = "full"
 GRID = {name: (0.003, 0.01, 0.03, 0.1) for name in ("random", "striding", "slicing")}
 
 
+# What is kept of a run. curve: [(tokens, bytes of one node's link, held-out loss)].
+Outcome = namedtuple("Outcome", "val bytes_up parameters curve")
+
+
+class Kept:
+    """The outcomes of runs that ended, in a file: hours of training outlive an end half way."""
+
+    def __init__(self, path, binaries, resume):
+        self._path = path
+        self._programs = hashlib.sha256(
+            b"".join(hashlib.sha256(path.read_bytes()).digest() for path in binaries.values())
+        ).hexdigest()
+        self._outcomes = json.loads(path.read_text()) if resume and path.exists() else {}
+
+    def run(self, binaries, text, name, seed, steps):
+        """The outcome of a run of these very programs and this spec, trained unless it is known."""
+        case = CASES[name]
+        key = f"{self._programs} {case.spec} nodes {case.nodes} lr {case.lr} {seed} {steps}"
+        if key not in self._outcomes:
+            trained = run(binaries, text, name, seed, steps)
+            if trained is None:
+                return None
+            sent = trained.summary["up_bytes_per_round"]
+            self._outcomes[key] = Outcome(trained.val, sent, trained.parameters, trained.curve)
+            self._path.write_text(json.dumps(self._outcomes))
+        return Outcome(*self._outcomes[key])
+
+
 def run(binaries, text, name, seed, steps, lr=None):
     """One run of a case; None if the coordinator says that it is not built."""
     case = CASES[name]
@@ -177,25 +207,25 @@ def plot(points, path):
     figure.savefig(path, dpi=120)
 
 
-def compare(binaries, text, steps, seeds, out, names):
+def compare(kept, binaries, text, steps, seeds, out, names):
     """All cases seed by seed, so that an early end has whole comparisons; then a line each."""
     runs = {name: [] for name in names}
     for seed in seeds:
         for name in names:
             if None not in runs[name]:
-                runs[name].append(run(binaries, text, name, seed, steps))
-    base = [trained.val for trained in runs[BASE]]
+                runs[name].append(kept.run(binaries, text, name, seed, steps))
+    base = [outcome.val for outcome in runs[BASE]]
     parameters = runs[BASE][0].parameters
     points = {}
-    for name, trained in runs.items():
+    for name, outcomes in runs.items():
         line = describe(name, steps, parameters)
-        if None in trained:
+        if None in outcomes:
             print(f"{line} skipped=not_built", flush=True)
             continue
-        vals = [one.val for one in trained]
+        vals = [outcome.val for outcome in outcomes]
         ratios = [val / adamw for val, adamw in zip(vals, base, strict=True)]
         ratio, val = sum(ratios) / len(ratios), sum(vals) / len(vals)
-        sent = trained[0].summary["up_bytes_per_round"]
+        sent = outcomes[0].bytes_up
         points[name] = (sent, val)
         bars = CASES[name].bar
         bar = None if bars is None else bars[0 if len(seeds) == 1 else 1]
@@ -209,8 +239,8 @@ def compare(binaries, text, steps, seeds, out, names):
     (out / "replicators-curves.json").write_text(
         json.dumps(
             {
-                name: [one.curve for one in trained if one is not None]
-                for name, trained in runs.items()
+                name: [outcome.curve for outcome in outcomes if outcome is not None]
+                for name, outcomes in runs.items()
             }
         )
     )
@@ -224,6 +254,7 @@ def main():
     parser.add_argument("--full", action="store_true", help="three seeds instead of one")
     parser.add_argument("--tune", action="store_true", help="train every point of the grid")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
+    parser.add_argument("--resume", action="store_true", help="do not train again what ended")
     parser.add_argument("--cases", default="", help="only these, by comma")
     options = parser.parse_args()
     known = GRID if options.tune else CASES
@@ -239,7 +270,8 @@ def main():
             return
         seeds = SEEDS if options.full else SEEDS[:1]
         names = [BASE] + [name for name in names if name != BASE]
-        compare(binaries, text, options.steps, seeds, options.out, names)
+        kept = Kept(options.out / "replicators-runs.json", binaries, options.resume)
+        compare(kept, binaries, text, options.steps, seeds, options.out, names)
 
 
 if __name__ == "__main__":
