@@ -54,6 +54,17 @@ class Room {
   const size_t begin_;
 };
 
+// The low four bits of up to 8 codes, the first lowest.
+uint64_t NibblesOf(const int8_t* codes, uint32_t count) {
+  uint64_t bits = 0;
+  if (count == 8) {  // a loop of known length, unrolled
+    for (uint32_t j = 0; j < 8; ++j) bits |= static_cast<uint64_t>(codes[j] & 15) << (4 * j);
+    return bits;
+  }
+  for (uint32_t j = 0; j < count; ++j) bits |= static_cast<uint64_t>(codes[j] & 15) << (4 * j);
+  return bits;
+}
+
 char* PutValues(NumberFormat format, absl::Span<const float> values, BitWriter64* writer) {
   if (format == NumberFormat::kSign1) {
     for (size_t i = 0; i < values.size(); i += 32) {
@@ -64,22 +75,16 @@ char* PutValues(NumberFormat format, absl::Span<const float> values, BitWriter64
     }
     return writer->Pad();
   }
-  CodeBuffer codes(values.size());
-  const uint32_t q = ScaledCodes(format, values, codes.data());
   if (format == NumberFormat::kInt8) {
     char* to = writer->Pad();
-    *to++ = static_cast<char>(q);
-    std::memcpy(to, codes.data(), values.size());
-    return to + values.size();
+    *to = static_cast<char>(ScaledCodes(format, values, reinterpret_cast<int8_t*>(to + 1)));
+    return to + 1 + values.size();
   }
-  writer->Put(q, kScaleBits);
+  CodeBuffer codes(values.size());
+  writer->Put(ScaledCodes(format, values, codes.data()), kScaleBits);
   for (size_t i = 0; i < values.size(); i += 8) {
-    uint64_t bits = 0;
     const auto count = static_cast<uint32_t>(std::min<size_t>(8, values.size() - i));
-    for (uint32_t j = 0; j < count; ++j) {
-      bits |= static_cast<uint64_t>(codes.data()[i + j] & 15) << (4 * j);
-    }
-    writer->Put(bits, 4 * count);
+    writer->Put(NibblesOf(codes.data() + i, count), 4 * count);
   }
   return writer->Pad();
 }

@@ -22,7 +22,8 @@
 // A scale q is StepOf(q) = 2^(q / 4 - 48), of which the fraction's power is one of four float32
 // constants; q = 0 is that of codes that are all 0. A value is code * StepOf(q), rounded once; the
 // scale that is written is the least with qmax * StepOf(q) >= the largest magnitude, where qmax is
-// 127 or 7, and at most 255: values beyond are cut off.
+// 127 or 7, and at most 255: values beyond are cut off. A code is the integer nearest to value *
+// (1 / StepOf(q)) in float32, of two equally near the even one.
 //
 // Reading is bit-equal everywhere. Reading what was written of values that were read gives them
 // again, in every format, so a sender knows what others read by rounding first (RoundValues).

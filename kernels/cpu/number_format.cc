@@ -235,6 +235,19 @@ void EncodeFloats(const NumberSettings& settings, const float* HWY_RESTRICT v, s
   }
 }
 
+// So many at a time, since a chunk may have no more: alone they would be the rest of a loop over
+// whole vectors.
+constexpr size_t kFew = 8;
+
+HWY_INLINE void HalvesToFloats(const char* HWY_RESTRICT from, size_t count,
+                               float* HWY_RESTRICT out) {
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t half;
+    std::memcpy(&half, from + 2 * i, 2);
+    out[i] = FromF16(half);
+  }
+}
+
 bool DecodeFloats(const NumberSettings& settings, const char* HWY_RESTRICT from,
                   float* HWY_RESTRICT out, size_t count) {
   uint32_t wrong = 0;
@@ -248,11 +261,9 @@ bool DecodeFloats(const NumberSettings& settings, const char* HWY_RESTRICT from,
       std::memcpy(out + i, &bits, 4);
     }
   } else {
-    for (size_t i = 0; i < count; ++i) {
-      uint16_t half;
-      std::memcpy(&half, from + 2 * i, 2);
-      out[i] = FromF16(half);
-    }
+    size_t i = 0;
+    for (; i + kFew <= count; i += kFew) HalvesToFloats(from + 2 * i, kFew, out + i);
+    HalvesToFloats(from + 2 * i, count - i, out + i);
   }
   for (size_t i = 0; i < count; ++i) {
     wrong |= static_cast<uint32_t>(!(std::fabs(out[i]) <= kNumberMax));

@@ -118,8 +118,9 @@ std::string Plain(uint32_t m, NumberFormat format, const Components& components)
   if (largest < StepOf(1) / 2) q = 0;
   writer.Put(q, 8);
   for (const float value : components.value) {
-    double code = q == 0 ? 0 : std::nearbyint(static_cast<double>(value) / StepOf(q));
-    code = std::min<double>(std::max<double>(code, -qmax), qmax);
+    // In float32, as the header says: near the middle of two codes it decides.
+    float code = q == 0 ? 0 : std::nearbyint(value * (1.0f / StepOf(q)));
+    code = std::min(std::max(code, -qmax), qmax);
     writer.Put(static_cast<uint64_t>(static_cast<int64_t>(code)), wide ? 8 : 4);
   }
   return writer.bytes();
