@@ -366,8 +366,8 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
     if (IsOuter(spec_)) {
       ISTHMUS_ASSIGN_OR_RETURN(coded, MakeOuterPieces(job, &norm, batch));
     } else {
-      FoldedUpdate folded =
-          InForm(grid, FoldContributions(grid, job.contributions, fold_threads_), fold_threads_);
+      FoldedUpdate folded = InForm(grid, FoldContributions(grid, job.contributions, fold_threads_),
+                                   job.contributions, fold_threads_);
       norm = folded.norm;
       record.set_codec(folded.layout);
       coded = MergedPieces(grid, std::move(folded));

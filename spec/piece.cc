@@ -9,6 +9,7 @@
 #include "base/limits.h"
 #include "base/status_macros.h"
 #include "kernels/component_code.h"
+#include "kernels/demo.h"
 #include "kernels/sign_plane.h"
 #include "kernels/trits.h"
 #include "spec/rows.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr absl::string_view kMagic = "ISP1";
 constexpr size_t kLayoutAt = 4;
+constexpr int kSendersShift = 8;  // in the 32 bits at kLayoutAt
 constexpr size_t kFirstChunkAt = 8;
 constexpr size_t kChunksAt = 12;
 constexpr size_t kCrcAt = 16;
@@ -83,6 +85,7 @@ bool IsLayoutOf(const v1::CodecSpec& codec, v1::PayloadCodec layout) {
   // All forms of an update, and what a contribution of signs took (MERGED).
   return SendsGapCoded(codec) &&
          (layout == v1::PAYLOAD_CODEC_MERGED || layout == v1::PAYLOAD_CODEC_MERGED_DENSE ||
+          layout == v1::PAYLOAD_CODEC_CONTRIBUTIONS ||
           (layout == v1::PAYLOAD_CODEC_SIGN_PLANE && codec.sign()));
 }
 
@@ -111,14 +114,20 @@ absl::StatusOr<PieceView> OpenPiece(const Grid& grid, absl::string_view bytes) {
         absl::StrCat("a piece of ", bytes.size(), " bytes says CRC-32C ", stored,
                      ", its bytes give ", computed, "; it was damaged on the way, send it again"));
   }
-  const int layout = static_cast<unsigned char>(bytes[kLayoutAt]);
-  if (!IsLayoutOf(grid.codec(), static_cast<v1::PayloadCodec>(layout)) ||
-      LoadU32(bytes, kLayoutAt) != static_cast<uint32_t>(layout)) {
+  const auto layout = static_cast<v1::PayloadCodec>(static_cast<unsigned char>(bytes[kLayoutAt]));
+  const bool has_senders = layout == v1::PAYLOAD_CODEC_CONTRIBUTIONS;
+  piece.senders = LoadU32(bytes, kLayoutAt) >> kSendersShift;
+  if (!IsLayoutOf(grid.codec(), layout) || (!has_senders && piece.senders != 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a piece says layout ", LoadU32(bytes, kLayoutAt), "; this run has ",
                      ContributionLayout(grid.codec()), " and ", UpdateLayout(grid.codec())));
   }
-  piece.codec = static_cast<v1::PayloadCodec>(layout);
+  if (has_senders && (piece.senders == 0 || piece.senders > kNodesMax)) {
+    return absl::InvalidArgumentError(absl::StrCat("a piece says ", piece.senders,
+                                                   " contributions; it has those of 1 to ",
+                                                   kNodesMax, " nodes"));
+  }
+  piece.codec = layout;
   piece.first_chunk = LoadU32(bytes, kFirstChunkAt);
   piece.end_chunk = piece.first_chunk + LoadU32(bytes, kChunksAt);
   if (piece.end_chunk == piece.first_chunk || piece.end_chunk > grid.chunks()) {
@@ -133,6 +142,7 @@ ChunkReader::ChunkReader(const Grid* grid, const PieceView& piece)
     : grid_(grid),
       codec_(piece.codec),
       numbers_(LayoutNumbers(*grid, piece.codec)),
+      senders_(piece.senders),
       next_chunk_(piece.first_chunk),
       end_chunk_(piece.end_chunk),
       rest_(piece.body) {}
@@ -147,6 +157,8 @@ absl::Status ChunkReader::Read(Components* components) {
       return ReadMergedChunk(place.shape, &rest_, components);
     case v1::PAYLOAD_CODEC_COMPONENTS:
       return ReadComponentChunk(elements, place.k, numbers_.format, &rest_, components);
+    case v1::PAYLOAD_CODEC_CONTRIBUTIONS:
+      return ReadContributions(place, components);
     case v1::PAYLOAD_CODEC_MERGED:
       return ReadMergedComponents(elements, &rest_, components);
     case v1::PAYLOAD_CODEC_MERGED_VOTES:
@@ -166,6 +178,17 @@ absl::Status ChunkReader::Read(Components* components) {
     return ReadTrits(&rest_, absl::MakeSpan(components->value));
   }
   return ReadNumbers(numbers_, &rest_, absl::MakeSpan(components->value));
+}
+
+absl::Status ChunkReader::ReadContributions(const ChunkPlace& place, Components* components) {
+  const uint32_t elements = place.shape.elements();
+  std::vector<const Components*> senders;
+  for (Components& sent : senders_) {
+    ISTHMUS_RETURN_IF_ERROR(ReadComponentChunk(elements, place.k, numbers_.format, &rest_, &sent));
+    senders.push_back(&sent);
+  }
+  MergeBySenders(senders, elements, components);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<absl::string_view> ChunkReader::Next(Components* components) {
@@ -196,12 +219,15 @@ absl::Status ForEachChunk(const Grid& grid, const PieceView& piece,
   return absl::OkStatus();
 }
 
-PieceWriter::PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max)
+PieceWriter::PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max,
+                         uint32_t senders)
     : grid_(grid),
       codec_(codec),
       numbers_(LayoutNumbers(*grid, codec)),
-      piece_bytes_max_(piece_bytes_max) {
+      piece_bytes_max_(piece_bytes_max),
+      senders_(senders) {
   ISTHMUS_CHECK(piece_bytes_max <= kPieceBytesMax);
+  ISTHMUS_CHECK((senders > 0) == (codec == v1::PAYLOAD_CODEC_CONTRIBUTIONS));
 }
 
 void PieceWriter::Begin(uint64_t chunk, size_t bytes) {
@@ -262,7 +288,7 @@ void PieceWriter::AppendCoded(uint64_t chunk, absl::string_view bytes) {
 void PieceWriter::Close() {
   if (next_chunk_ == first_chunk_) return;  // a chunk may have no byte, so bytes do not tell
   std::string piece(kMagic);
-  AppendU32(static_cast<uint32_t>(codec_), &piece);
+  AppendU32(static_cast<uint32_t>(codec_) | senders_ << kSendersShift, &piece);
   AppendU32(static_cast<uint32_t>(first_chunk_), &piece);
   AppendU32(static_cast<uint32_t>(next_chunk_ - first_chunk_), &piece);
   const absl::string_view body(body_.data(), body_.size());

@@ -2,17 +2,19 @@
 //
 //   bytes 0-3    magic "ISP1"
 //   byte  4      layout: PayloadCodec
-//   bytes 5-7    0
+//   bytes 5-6    of CONTRIBUTIONS their number, 16 bits little endian; else 0
+//   byte  7      0
 //   bytes 8-11   first chunk, 32 bits little endian
 //   bytes 12-15  number of chunks, at least 1
 //   bytes 16-19  CRC-32C of bytes 0-15 and of the body
 //   bytes 20-    the chunks: TOPK_F32, MERGED_F32 as in kernels/chunk.h; COMPONENTS (in
 //                codec.numbers.format), MERGED, MERGED_VOTES, MERGED_DENSE as in
-//                kernels/component_code.h; SIGN_PLANE as in kernels/sign_plane.h; NUMBERS and REPLY
-//                as in kernels/number_format.h with codec.numbers and codec.reply (TERNARY of
-//                REPLY: kernels/trits.h), ROWS, and MERGED_DENSE of rows, likewise in codec.numbers
-//                and float32. Of the last four the chunk's values in row-major order, of rows the k
-//                values of those that are sent
+//                kernels/component_code.h; CONTRIBUTIONS: COMPONENTS of one contribution behind
+//                the other, which the reader merges (MergeBySenders); SIGN_PLANE as in
+//                kernels/sign_plane.h; NUMBERS and REPLY as in kernels/number_format.h with
+//                codec.numbers and codec.reply (TERNARY of REPLY: kernels/trits.h), ROWS, and
+//                MERGED_DENSE of rows, likewise in codec.numbers and float32. Of the last four the
+//                chunk's values in row-major order, of rows the k values of those that are sent
 //
 // At most kPieceBytesMax. Contributions and updates have digests that do not depend on how they
 // were cut into pieces: SHA-256 over the blocks' SHA-256 (of their coded chunks) in block order.
@@ -39,6 +41,7 @@ struct PieceView {
   uint64_t first_chunk = 0;
   uint64_t end_chunk = 0;
   absl::string_view body;  // into the bytes given
+  uint32_t senders = 0;    // of CONTRIBUTIONS
 };
 
 // Checks size, magic, layout, range against the grid, CRC. INVALID_ARGUMENT otherwise.
@@ -69,10 +72,12 @@ class ChunkReader {
 
  private:
   absl::Status Read(Components* components);
+  absl::Status ReadContributions(const ChunkPlace& place, Components* components);
 
   const Grid* grid_;
   v1::PayloadCodec codec_;
   NumberSettings numbers_;
+  std::vector<Components> senders_;  // of CONTRIBUTIONS
   uint64_t next_chunk_;
   uint64_t end_chunk_;
   absl::string_view rest_;
@@ -89,7 +94,9 @@ absl::Status ForEachChunk(
 class PieceWriter {
  public:
   // `piece_bytes_max`: at most kPieceBytesMax; a chunk that is larger alone has a piece of its own.
-  PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max);
+  // `senders`: of CONTRIBUTIONS, 1 to kNodesMax.
+  PieceWriter(const Grid* grid, v1::PayloadCodec codec, size_t piece_bytes_max,
+              uint32_t senders = 0);
 
   // `components` as the layout's own function wants them.
   void Append(uint64_t chunk, const Components& components);
@@ -110,6 +117,7 @@ class PieceWriter {
   v1::PayloadCodec codec_;
   NumberSettings numbers_;
   size_t piece_bytes_max_;
+  uint32_t senders_;
   std::vector<std::string> pieces_;
   std::vector<char> body_;
   std::vector<char> coded_;  // of a chunk whose size is known when it is coded

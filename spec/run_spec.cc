@@ -307,8 +307,9 @@ std::vector<std::string> SpecWarnings(const v1::RunSpec& spec) {
         "codec.numbers.format is ", v1::NumberFormat_Name(format),
         ", so of a delta only signs travel, each of them 1, and outer.kind ",
         v1::OuterKind_Name(spec.outer().kind()),
-        " steps as far as they say, however small the delta was. Give NUMBER_FORMAT_INT8 or INT4, "
-        "or OUTER_KIND_SIGN_MOMENTUM or SIGN_SGD, which take signs."));
+        " steps as far as they say, however small the delta was. Give NUMBER_FORMAT_INT8 or "
+        "NUMBER_FORMAT_INT4, or OUTER_KIND_SIGN_MOMENTUM or OUTER_KIND_SIGN_SGD, which take "
+        "signs."));
   }
   return warnings;
 }

@@ -259,8 +259,9 @@ absl::Status CheckRows(const v1::CodecSpec& codec) {
     if (!codec.has_rate()) return absl::OkStatus();
     return Refuse("codec.rate", codec.rate(),
                   absl::StrCat("codec.kind ", v1::CodecKind_Name(codec.kind()),
-                               " sends no rows; leave it out, or give CODEC_KIND_RANDOM, STRIDING "
-                               "or SLICING"));
+                               " sends no rows; leave it out, or give ",
+                               AnyOf({v1::CODEC_KIND_RANDOM, v1::CODEC_KIND_STRIDING,
+                                      v1::CODEC_KIND_SLICING})));
   }
   ISTHMUS_RETURN_IF_ERROR(CheckNumber("codec.rate", codec.rate(),
                                       codec.rate() > 0 && codec.rate() <= 1,
@@ -269,9 +270,12 @@ absl::Status CheckRows(const v1::CodecSpec& codec) {
       codec.numbers().format() != v1::NUMBER_FORMAT_TERNARY) {
     return absl::OkStatus();
   }
-  return Refuse("codec.numbers.format", v1::NumberFormat_Name(codec.numbers().format()),
-                "rows that travel as signs alone would leave their size in no residual; give "
-                "NUMBER_FORMAT_F32, BF16, F16, INT8 or INT4");
+  return Refuse(
+      "codec.numbers.format", v1::NumberFormat_Name(codec.numbers().format()),
+      absl::StrCat("rows that travel as signs alone would leave their size in no "
+                   "residual; give ",
+                   AnyOf({v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_BF16, v1::NUMBER_FORMAT_F16,
+                          v1::NUMBER_FORMAT_INT8, v1::NUMBER_FORMAT_INT4})));
 }
 
 absl::Status CheckLook(const v1::RunSpec& spec) {
@@ -315,7 +319,9 @@ absl::Status CheckOverlap(const v1::RunSpec& spec) {
 absl::Status CheckWire(const v1::CodecSpec& codec) {
   if (!v1::UpdateForm_IsValid(codec.update_form())) {
     return Refuse("codec.update_form", static_cast<int>(codec.update_form()),
-                  "give UPDATE_FORM_COMPONENTS, SIGN_PLANE or DENSE, or leave it out");
+                  absl::StrCat("leave it out, or give ",
+                               AnyOf({v1::UPDATE_FORM_COMPONENTS, v1::UPDATE_FORM_CONTRIBUTIONS,
+                                      v1::UPDATE_FORM_SIGN_PLANE, v1::UPDATE_FORM_DENSE})));
   }
   if (codec.kind() != v1::CODEC_KIND_DEMO) return absl::OkStatus();
   const std::string form = v1::UpdateForm_Name(codec.update_form());
@@ -336,7 +342,10 @@ absl::Status CheckWire(const v1::CodecSpec& codec) {
       numbers.format() == v1::NUMBER_FORMAT_UNSPECIFIED ||
       numbers.format() == v1::NUMBER_FORMAT_TERNARY) {
     return Refuse("codec.numbers.format", format,
-                  "components are sent as NUMBER_FORMAT_F32, BF16, F16, INT8, INT4 or SIGN1");
+                  absl::StrCat("components are sent as ",
+                               AnyOf({v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_BF16,
+                                      v1::NUMBER_FORMAT_F16, v1::NUMBER_FORMAT_INT8,
+                                      v1::NUMBER_FORMAT_INT4, v1::NUMBER_FORMAT_SIGN1})));
   }
   if (numbers.group() > 0) {
     return Refuse("codec.numbers.group", numbers.group(),
@@ -361,8 +370,11 @@ absl::Status CheckCodecSpec(const v1::CodecSpec& codec) {
   if (!v1::CodecKind_IsValid(codec.kind()) || codec.kind() == v1::CODEC_KIND_UNSPECIFIED) {
     return Refuse(
         "codec.kind", static_cast<int>(codec.kind()),
-        "give CODEC_KIND_DEMO, RANDOM, STRIDING, SLICING, DENSE or NONE, or with an outer "
-        "optimizer CODEC_KIND_NUMBERS, TOPK or DCT");
+        absl::StrCat("give ",
+                     AnyOf({v1::CODEC_KIND_DEMO, v1::CODEC_KIND_RANDOM, v1::CODEC_KIND_STRIDING,
+                            v1::CODEC_KIND_SLICING, v1::CODEC_KIND_DENSE, v1::CODEC_KIND_NONE}),
+                     ", or with an outer optimizer ",
+                     AnyOf({v1::CODEC_KIND_NUMBERS, v1::CODEC_KIND_TOPK, v1::CODEC_KIND_DCT})));
   }
   ISTHMUS_RETURN_IF_ERROR(CheckStageCodec(codec));
   ISTHMUS_RETURN_IF_ERROR(CheckRows(codec));

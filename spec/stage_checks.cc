@@ -363,7 +363,10 @@ absl::Status CheckNumbers(absl::string_view message, const v1::NumbersSpec& numb
   if (!v1::NumberFormat_IsValid(numbers.format()) ||
       numbers.format() == v1::NUMBER_FORMAT_UNSPECIFIED) {
     return Refuse(absl::StrCat(message, ".format"), static_cast<int>(numbers.format()),
-                  "give NUMBER_FORMAT_F32, BF16, F16, INT8, INT4, SIGN1 or TERNARY");
+                  absl::StrCat("give ", AnyOf({v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_BF16,
+                                               v1::NUMBER_FORMAT_F16, v1::NUMBER_FORMAT_INT8,
+                                               v1::NUMBER_FORMAT_INT4, v1::NUMBER_FORMAT_SIGN1,
+                                               v1::NUMBER_FORMAT_TERNARY})));
   }
   const bool has_groups =
       numbers.format() == v1::NUMBER_FORMAT_INT8 || numbers.format() == v1::NUMBER_FORMAT_INT4;

@@ -125,8 +125,9 @@ void PickWire(uint64_t seed, v1::RunSpec* spec) {
   codec->mutable_numbers()->set_format(Pick<v1::NumberFormat>(
       &random, {v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_F32, v1::NUMBER_FORMAT_BF16,
                 v1::NUMBER_FORMAT_F16, v1::NUMBER_FORMAT_INT8, v1::NUMBER_FORMAT_INT4}));
-  codec->set_update_form(Pick<v1::UpdateForm>(
-      &random, {v1::UPDATE_FORM_UNSPECIFIED, v1::UPDATE_FORM_COMPONENTS, v1::UPDATE_FORM_DENSE}));
+  codec->set_update_form(
+      Pick<v1::UpdateForm>(&random, {v1::UPDATE_FORM_UNSPECIFIED, v1::UPDATE_FORM_COMPONENTS,
+                                     v1::UPDATE_FORM_CONTRIBUTIONS, v1::UPDATE_FORM_DENSE}));
   if (codec->sign() && random.Chance(300)) codec->set_update_form(v1::UPDATE_FORM_SIGN_PLANE);
 }
 

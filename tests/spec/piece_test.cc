@@ -11,84 +11,16 @@
 #include "base/crc32c.h"
 #include "base/limits.h"
 #include "base/sha256.h"
-#include "spec/piece_cut.h"
+#include "kernels/component_code.h"
+#include "kernels/demo.h"
 #include "spec/run_spec.h"
 #include "spec/stages.h"
+#include "tests/spec/piece_fixture.h"
 
 namespace isthmus {
 namespace {
 
 using ::testing::HasSubstr;
-
-// With a format, the layouts of gap-coded components.
-Grid TestGrid(v1::NumberFormat format = v1::NUMBER_FORMAT_UNSPECIFIED) {
-  v1::Manifest manifest;
-  const std::vector<std::vector<uint64_t>> shapes = {{130, 70}, {5000}, {}, {3, 3}};
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    v1::TensorSpec* tensor = manifest.add_tensors();
-    tensor->set_name("t" + std::to_string(i));
-    tensor->set_dtype(v1::DTYPE_FLOAT32);
-    for (uint64_t size : shapes[i]) tensor->add_shape(size);
-  }
-  v1::CodecSpec codec;
-  EXPECT_TRUE(CompleteCodecSpec(&codec).ok());
-  codec.mutable_numbers()->set_format(format);
-  if (format == v1::NUMBER_FORMAT_UNSPECIFIED) codec.clear_numbers();
-  absl::StatusOr<Grid> grid = Grid::Make(manifest, codec);
-  EXPECT_TRUE(grid.ok()) << grid.status();
-  return *std::move(grid);
-}
-
-// `count` components at random places.
-Components RandomComponents(uint32_t elements, uint32_t count, std::mt19937* random) {
-  std::vector<uint32_t> all(elements);
-  std::iota(all.begin(), all.end(), 0u);
-  std::shuffle(all.begin(), all.end(), *random);
-  Components components;
-  components.index.assign(all.begin(), all.begin() + count);
-  std::sort(components.index.begin(), components.index.end());
-  for (uint32_t i = 0; i < count; ++i) {
-    components.value.push_back(static_cast<float>((*random)() % 1000) - 500.5f);
-  }
-  return components;
-}
-
-// Components of every chunk: k of them, or any number from 0 on for a merged payload.
-std::vector<Components> RandomPayload(const Grid& grid, v1::PayloadCodec codec, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<Components> payload;
-  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
-    const ChunkPlace place = grid.Place(chunk);
-    const bool is_contribution = codec == ContributionLayout(grid.codec());
-    const uint32_t count =
-        is_contribution ? place.k : static_cast<uint32_t>(random() % (place.shape.elements() + 1));
-    payload.push_back(RandomComponents(place.shape.elements(), count, &random));
-  }
-  return payload;
-}
-
-std::vector<std::string> Write(const Grid& grid, v1::PayloadCodec codec,
-                               const std::vector<Components>& payload, size_t piece_bytes_max,
-                               uint64_t begin = 0) {
-  PieceWriter writer(&grid, codec, piece_bytes_max);
-  for (uint64_t chunk = begin; chunk < grid.chunks(); ++chunk) {
-    writer.Append(chunk, payload[chunk]);
-  }
-  return writer.Finish();
-}
-
-absl::StatusOr<std::string> Digest(const Grid& grid, const std::vector<std::string>& pieces) {
-  std::vector<const std::string*> pointers;
-  for (const std::string& piece : pieces) pointers.push_back(&piece);
-  return PayloadDigest(grid, pointers);
-}
-
-// Puts the right checksum on a piece that was changed on purpose.
-void Reseal(std::string* piece) {
-  const absl::string_view bytes(*piece);
-  const uint32_t crc = Crc32c(bytes.substr(20), Crc32c(bytes.substr(0, 16)));
-  for (int i = 0; i < 4; ++i) (*piece)[16 + i] = static_cast<char>(crc >> (8 * i));
-}
 
 // A grid of flat chunks whose contributions have this format and whose updates have that one.
 Grid FlatGrid(v1::NumberFormat contributions, v1::NumberFormat updates) {
@@ -279,6 +211,51 @@ TEST(PieceTest, SignPlanesAreOfStepsThatTakeSigns) {
   EXPECT_FALSE(OpenPiece(other, pieces[0]).ok());
 }
 
+// Of three nodes, whose chunks lie behind each other.
+TEST(PieceTest, ContributionsAreMergedByTheirReader) {
+  constexpr uint32_t kSenders = 3;
+  const Grid grid = TestGrid(v1::NUMBER_FORMAT_F32);
+  std::vector<std::vector<Components>> sent;
+  for (uint32_t node = 0; node < kSenders; ++node) {
+    sent.push_back(RandomPayload(grid, v1::PAYLOAD_CODEC_COMPONENTS, node));
+  }
+  PieceWriter writer(&grid, v1::PAYLOAD_CODEC_CONTRIBUTIONS, kPieceBytesMax, kSenders);
+  for (uint64_t chunk = 0; chunk < grid.chunks(); ++chunk) {
+    const ChunkPlace place = grid.Place(chunk);
+    std::vector<char> coded;
+    for (const std::vector<Components>& own : sent) {
+      AppendComponentChunk(place.shape.elements(), place.k, NumberFormat::kF32, own[chunk], &coded);
+    }
+    writer.AppendCoded(chunk, {coded.data(), coded.size()});
+  }
+  const auto pieces = writer.Finish();
+  ASSERT_EQ(pieces.size(), 1u);
+  EXPECT_TRUE(Digest(grid, pieces).ok());
+  EXPECT_EQ(OpenPiece(grid, pieces[0])->senders, kSenders);
+  Components read, expected;
+  for (ChunkReader reader(&grid, *OpenPiece(grid, pieces[0])); !reader.done();) {
+    const uint64_t chunk = reader.next_chunk();
+    ASSERT_TRUE(reader.Next(&read).ok());
+    MergeBySenders({&sent[0][chunk], &sent[1][chunk], &sent[2][chunk]},
+                   grid.Place(chunk).shape.elements(), &expected);
+    ASSERT_EQ(read.index, expected.index);
+    ASSERT_EQ(read.value, expected.value);
+  }
+  // One more than there are, none, and more than a run may have.
+  for (const uint32_t said : {kSenders + 1, 0u, 257u, 0x10000u + kSenders}) {
+    std::string other = pieces[0];
+    for (int i = 0; i < 3; ++i) other[5 + i] = static_cast<char>(said >> (8 * i));
+    Reseal(&other);
+    const auto opened = OpenPiece(grid, other);
+    if (opened.ok()) {
+      EXPECT_EQ(said, kSenders + 1);
+      EXPECT_EQ(Digest(grid, {other}).status().code(), absl::StatusCode::kInvalidArgument);
+    } else {
+      EXPECT_THAT(std::string(opened.status().message()), HasSubstr("it has those of 1 to 256"));
+    }
+  }
+}
+
 TEST(PieceTest, AGapBetweenChunksStartsAPiece) {
   const Grid grid = TestGrid();
   const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_MERGED_F32, 1);
@@ -413,62 +390,6 @@ TEST(PayloadDigestTest, RefusesWhatIsNotOnePayload) {
   changed = pieces;
   changed[1][30] = static_cast<char>(changed[1][30] ^ 4);
   EXPECT_THAT(std::string(Digest(grid, changed).status().message()), HasSubstr("CRC-32C"));
-}
-
-// Whatever ranks made the pieces and whatever ranks take them over: the chunks are the same bytes.
-TEST(CutPiecesTest, AnyCutOfAnyCutHasTheSameChunks) {
-  const Grid grid = TestGrid();
-  const uint32_t seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
-  std::mt19937 random(seed);
-  const auto payload = RandomPayload(grid, v1::PAYLOAD_CODEC_TOPK_F32, seed);
-  const auto random_cuts = [&](size_t ranks) {
-    std::vector<uint64_t> cuts = {0, grid.chunks()};
-    while (cuts.size() <= ranks) cuts.push_back(random() % (grid.chunks() + 1));
-    std::sort(cuts.begin(), cuts.end());
-    return cuts;
-  };
-  const auto write = [&](uint64_t begin, uint64_t end, size_t piece_bytes) {
-    PieceWriter writer(&grid, v1::PAYLOAD_CODEC_TOPK_F32, piece_bytes);
-    for (uint64_t chunk = begin; chunk < end; ++chunk) writer.Append(chunk, payload[chunk]);
-    return writer.Finish();
-  };
-  for (int repeat = 0; repeat < 50; ++repeat) {
-    std::vector<std::string> pieces;
-    const auto from = random_cuts(1 + random() % 5);
-    for (size_t rank = 0; rank + 1 < from.size(); ++rank) {
-      for (std::string& piece : write(from[rank], from[rank + 1], 400 + random() % 20000)) {
-        pieces.push_back(std::move(piece));
-      }
-    }
-    std::shuffle(pieces.begin(), pieces.end(), random);
-    const auto to = random_cuts(1 + random() % 5);
-    std::vector<std::string> all;
-    for (size_t rank = 0; rank + 1 < to.size(); ++rank) {
-      std::vector<std::pair<uint64_t, uint64_t>> ranges;
-      if (to[rank] < to[rank + 1]) ranges.emplace_back(to[rank], to[rank + 1]);
-      const auto cut = CutPieces(grid, ranges, pieces);
-      ASSERT_TRUE(cut.ok()) << cut.status();
-      uint64_t next = to[rank];
-      for (const std::string& bytes : *cut) {
-        const auto piece = OpenPiece(grid, bytes);
-        ASSERT_TRUE(piece.ok()) << piece.status();
-        EXPECT_EQ(piece->first_chunk, next);
-        next = piece->end_chunk;
-        all.push_back(bytes);
-      }
-      EXPECT_EQ(next, to[rank + 1]);
-    }
-    std::vector<const std::string*> pointers, original;
-    for (const std::string& piece : all) pointers.push_back(&piece);
-    for (const std::string& piece : pieces) original.push_back(&piece);
-    EXPECT_EQ(*PayloadDigest(grid, pointers), *PayloadDigest(grid, original));
-  }
-  // What lies inside stays as it is, and damage shows.
-  std::vector<std::string> pieces = write(0, grid.chunks(), 1000);
-  EXPECT_EQ(*CutPieces(grid, {{0, grid.chunks()}}, pieces), pieces);
-  pieces[0].back() ^= 1;
-  EXPECT_EQ(CutPieces(grid, {{0, 1}}, pieces).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ChunkRangesTest, MatchesAPlainSet) {

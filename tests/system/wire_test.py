@@ -6,7 +6,7 @@ from xml_report import main
 
 RANKS = {"a": 1, "b": 2}
 STEPS = 10
-FORMS = ("COMPONENTS", "SIGN_PLANE", "DENSE")
+FORMS = ("COMPONENTS", "CONTRIBUTIONS", "SIGN_PLANE", "DENSE")
 
 
 class Wire(SystemCase):
@@ -42,9 +42,9 @@ class Wire(SystemCase):
                     self.assertEqual(forced["state_sha256"], free["state_sha256"])
                     self.assertEqual(forced["up_bytes_per_round"], free["up_bytes_per_round"])
                     down.append(forced["down_bytes_per_round"])
-            # They really were other forms, and the free one is the smallest of them.
+            # They really were other forms, and the free one takes the smallest in each round.
             self.assertEqual(len(set(down)), len(FORMS))
-            self.assertEqual(free["down_bytes_per_round"], min(down))
+            self.assertLessEqual(free["down_bytes_per_round"], min(down))
 
     def test_fewer_bits_are_fewer_bytes(self):
         formats = ("F32", "BF16", "INT8", "INT4", "SIGN1")

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <utility>
 
 #include "base/limits.h"
 #include "server/contribution.h"
@@ -35,8 +36,13 @@ std::unique_ptr<Method> MethodOf(const Grid& grid, const v1::CodecSpec& codec,
 }
 
 // One round of `nodes` nodes with random gradients.
-FoldedUpdate Round(const Grid& grid, const v1::CodecSpec& codec, size_t nodes, uint32_t seed) {
-  std::vector<std::vector<HeldPiece>> contributions(nodes);
+struct Sent {
+  std::vector<std::vector<HeldPiece>> contributions;
+  FoldedUpdate folded;
+};
+Sent Round(const Grid& grid, const v1::CodecSpec& codec, size_t nodes, uint32_t seed) {
+  Sent sent;
+  sent.contributions.resize(nodes);
   for (size_t node = 0; node < nodes; ++node) {
     const Tensors gradients = RandomTensors(grid, seed + static_cast<uint32_t>(node));
     DemoShard shard = MakeShard(grid, codec, WholeParts(gradients), 1, 3000);
@@ -45,10 +51,11 @@ FoldedUpdate Round(const Grid& grid, const v1::CodecSpec& codec, size_t nodes, u
     for (const std::string& piece : *pieces) {
       auto held = CheckContributionPiece(grid, piece);
       EXPECT_TRUE(held.ok()) << held.status();
-      contributions[node].push_back(*std::move(held));
+      sent.contributions[node].push_back(*std::move(held));
     }
   }
-  return FoldContributions(grid, contributions, 2);
+  sent.folded = FoldContributions(grid, sent.contributions, 2);
+  return sent;
 }
 
 Grid WithForm(const Grid& grid, v1::UpdateForm form) {
@@ -61,6 +68,7 @@ Grid WithForm(const Grid& grid, v1::UpdateForm form) {
 
 v1::PayloadCodec LayoutOf(const v1::CodecSpec& codec, v1::UpdateForm form) {
   if (form == v1::UPDATE_FORM_SIGN_PLANE) return v1::PAYLOAD_CODEC_SIGN_PLANE;
+  if (form == v1::UPDATE_FORM_CONTRIBUTIONS) return v1::PAYLOAD_CODEC_CONTRIBUTIONS;
   return form == v1::UPDATE_FORM_DENSE ? v1::PAYLOAD_CODEC_MERGED_DENSE : UpdateLayout(codec);
 }
 
@@ -69,16 +77,18 @@ void ExpectSameBits(v1::NumberFormat format, v1::BaseOptimizer base, size_t node
   codec.mutable_numbers()->set_format(format);
   codec = CompleteCodec(codec);
   const Grid grid = MakeGrid(kShapes, codec);
-  const FoldedUpdate folded = Round(grid, codec, nodes, seed);
+  const Sent sent = Round(grid, codec, nodes, seed);
+  const FoldedUpdate& folded = sent.folded;
   EXPECT_EQ(folded.layout, UpdateLayout(codec));
   const Tensors start = RandomTensors(grid, seed);
   std::vector<Tensors> ends;
-  for (const v1::UpdateForm form : {v1::UPDATE_FORM_UNSPECIFIED, v1::UPDATE_FORM_COMPONENTS,
-                                    v1::UPDATE_FORM_SIGN_PLANE, v1::UPDATE_FORM_DENSE}) {
+  for (const v1::UpdateForm form :
+       {v1::UPDATE_FORM_UNSPECIFIED, v1::UPDATE_FORM_COMPONENTS, v1::UPDATE_FORM_CONTRIBUTIONS,
+        v1::UPDATE_FORM_SIGN_PLANE, v1::UPDATE_FORM_DENSE}) {
     const Grid own = WithForm(grid, form);
-    const FoldedUpdate update = InForm(own, folded, 2);
+    const FoldedUpdate update = InForm(own, folded, sent.contributions, 2);
     EXPECT_EQ(update.norm, folded.norm);
-    EXPECT_TRUE(InForm(own, folded, 1).pieces == update.pieces);
+    EXPECT_TRUE(InForm(own, folded, sent.contributions, 1).pieces == update.pieces);
     if (form != v1::UPDATE_FORM_UNSPECIFIED) {
       EXPECT_EQ(update.layout, LayoutOf(codec, form));
     }
@@ -125,7 +135,7 @@ TEST(UpdateForm, NodesEndWithTheSameBitsWhereDecodingOverflows) {
     writer.Append(chunk, huge);
   }
   const FoldedUpdate folded = {writer.Finish(), v1::PAYLOAD_CODEC_MERGED, 1.0f};
-  const FoldedUpdate plane = InForm(grid, folded, 2);
+  const FoldedUpdate plane = InForm(grid, folded, {}, 2);
   ASSERT_EQ(plane.layout, v1::PAYLOAD_CODEC_SIGN_PLANE);
   const Tensors start = RandomTensors(grid, 1);
   std::vector<Tensors> ends;
@@ -148,21 +158,45 @@ TEST(UpdateForm, TheSmallestIsSent) {
     codec.set_vector_density(density);
     codec = CompleteCodec(codec);
     const Grid grid = MakeGrid({{128, 128}, {640}}, codec);
-    return InForm(grid, Round(grid, codec, nodes, 1), 1).layout;
+    const Sent sent = Round(grid, codec, nodes, 1);
+    return InForm(grid, sent.folded, sent.contributions, 1).layout;
   };
   const v1::NumberFormat f32 = v1::NUMBER_FORMAT_F32;
   EXPECT_EQ(layout(32.0 / 4096, true, f32, 2), v1::PAYLOAD_CODEC_MERGED);
+  for (const v1::NumberFormat few :
+       {v1::NUMBER_FORMAT_F16, v1::NUMBER_FORMAT_INT8, v1::NUMBER_FORMAT_INT4}) {
+    EXPECT_EQ(layout(32.0 / 4096, true, few, 2), v1::PAYLOAD_CODEC_CONTRIBUTIONS);
+  }
   EXPECT_EQ(layout(0.25, true, f32, 2), v1::PAYLOAD_CODEC_SIGN_PLANE);
   EXPECT_EQ(layout(0.25, false, f32, 2), v1::PAYLOAD_CODEC_MERGED);
   EXPECT_EQ(layout(1.0, false, f32, 2), v1::PAYLOAD_CODEC_MERGED_DENSE);
-  EXPECT_EQ(layout(32.0 / 4096, true, v1::NUMBER_FORMAT_SIGN1, 4), v1::PAYLOAD_CODEC_MERGED_VOTES);
+  EXPECT_EQ(layout(32.0 / 4096, true, v1::NUMBER_FORMAT_SIGN1, 4), v1::PAYLOAD_CODEC_CONTRIBUTIONS);
+  EXPECT_EQ(layout(0.1, false, v1::NUMBER_FORMAT_SIGN1, 8), v1::PAYLOAD_CODEC_MERGED_VOTES);
+}
+
+// A chunk cannot be cut, and a piece has an end.
+TEST(UpdateForm, WhatSoManySentOfAChunkMayBeLargerThanAPiece) {
+  v1::CodecSpec codec;
+  codec.set_matrix_density(1);
+  codec.set_update_form(v1::UPDATE_FORM_CONTRIBUTIONS);
+  codec = CompleteCodec(codec);
+  const Grid grid = MakeGrid({{64, 64}, {3}}, codec);
+  for (const auto& [nodes, layout] :
+       {std::pair<size_t, v1::PayloadCodec>{60, v1::PAYLOAD_CODEC_CONTRIBUTIONS},
+        std::pair<size_t, v1::PayloadCodec>{70, v1::PAYLOAD_CODEC_MERGED}}) {
+    const Sent sent = Round(grid, codec, nodes, 1);
+    const FoldedUpdate update = InForm(grid, sent.folded, sent.contributions, 1);
+    EXPECT_EQ(update.layout, layout);
+    EXPECT_TRUE(PayloadDigest(grid, Pointers(update.pieces)).ok());
+  }
 }
 
 TEST(UpdateForm, OlderRunsHaveTheirs) {
   v1::CodecSpec codec = CompleteCodec({});
   codec.clear_numbers();
   const Grid grid = MakeGrid(kShapes, codec);
-  EXPECT_EQ(InForm(grid, Round(grid, codec, 2, 1), 1).layout, v1::PAYLOAD_CODEC_MERGED_F32);
+  const Sent sent = Round(grid, codec, 2, 1);
+  EXPECT_EQ(InForm(grid, sent.folded, sent.contributions, 1).layout, v1::PAYLOAD_CODEC_MERGED_F32);
 }
 
 }  // namespace
