@@ -20,6 +20,8 @@ from demo_cluster import RunError, free_port
 # So many starts of one thing without a step of the run in between are taken for a loop.
 RESTARTS_MAX = 25
 LOOK_S = 0.02
+# Of a file of metrics: some lines of it.
+TAIL_BYTES = 4096
 
 
 class SupervisedRun:
@@ -89,10 +91,12 @@ class SupervisedRun:
     def _see_step(self, node):
         """The files begin anew with each trainer group; the run does not go back."""
         try:
-            lines = self.cluster.metrics_file(node, 0).read_text().splitlines()
+            with open(self.cluster.metrics_file(node, 0), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()[1:]
         except OSError:
             return
-        # The last line may be half written.
+        # The first and the last line may be cut.
         steps = [int(line.split('"step":')[1].split(",")[0]) for line in lines[-2:-1] if line]
         if steps and steps[-1] > self.step:
             self.step = steps[-1]

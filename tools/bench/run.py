@@ -107,6 +107,13 @@ BENCHMARKS = {
         timeout_min=60,
         about="FlexDeMo one factor at a time: rows, number formats, alpha, overlap; loss and bytes",
     ),
+    "soak": Benchmark(
+        script="soak.py",
+        targets=["//:coordinator", "//:agent", "//:trainer", "//:isthmusctl"],
+        environment=None,
+        timeout_min=40,
+        about="memory and descriptors of a run of 30 minutes with random faults",
+    ),
     "wire": Benchmark(
         script="wire.py",
         targets=["//bench:wire"],
