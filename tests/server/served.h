@@ -76,6 +76,7 @@ class Process {
 
   bool Running() { return Poll() == kRunning; }
   void Signal(int signal) const { kill(pid_, signal); }
+  pid_t pid() const { return pid_; }
   // Its exit code; -1 when it did not end in time or not by itself.
   int WaitForExit(int64_t ms_max = kWaitMsMax) {
     const int64_t end_ms = NowMs() + ms_max;

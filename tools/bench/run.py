@@ -59,6 +59,7 @@ BENCHMARKS = {
         targets=["//:coordinator", "//:agent", "//:trainer", "//:isthmusctl", "//bench:rounds"]
         + ["//tests/history:check_history", "//tests/history:store_history"]
         + ["//tests/server:rocks_store_test", "//tests/server:served_faults_test"]
+        + ["//tests/server:payload_bombs_test"]
         + ["//tests/releases:release_test", "//tests/sim:simulate"]
         + ["//tests/system:durability_test"],
         environment=None,

@@ -63,6 +63,20 @@ def r25(bench):
     )
 
 
+def r28(bench):
+    """Payloads that are made to hurt their reader."""
+    good, got = measured(
+        bench,
+        "r28",
+        "AreRefusedAndTheRoundGoesOn",
+        program="tests/server/payload_bombs_test",
+        suite="PayloadBombs",
+    )
+    bench.result(
+        "r28", good, got["bombs"] - got["refused"], 0, "bombs_taken", got["bombs"] >= 200, **got
+    )
+
+
 def r29(bench):
     """Payloads that are no numbers."""
     good, got = measured(bench, "r29", "ValuesThatAreNoNumbersAreRefusedDenormalOnesAreMerged")
@@ -97,4 +111,13 @@ def c5(bench):
     bench.result("c5", held, got["not_finite"], 0, "values_of_updates_not_finite", **got)
 
 
-CASES = {"r14": r14, "r15": r15, "r24": r24, "r25": r25, "r29": r29, "r30": r30, "c5": c5}
+CASES = {
+    "r14": r14,
+    "r15": r15,
+    "r24": r24,
+    "r25": r25,
+    "r28": r28,
+    "r29": r29,
+    "r30": r30,
+    "c5": c5,
+}
