@@ -101,7 +101,7 @@ absl::StatusOr<uint64_t> Coordinator::SetPolicy(NodePolicySet wanted) {
     batch.node->set_left(true);
   }
   // Persist. Under the lock, so that the round which is stored as the last one is the last one.
-  const absl::Status stored = store_->Write(batch);
+  const absl::Status stored = WriteStore(batch);
   if (!stored.ok()) {
     lock.unlock();
     return CannotStore(stored);

@@ -113,7 +113,7 @@ absl::StatusOr<v1::JoinRunResponse> Coordinator::Admit(const v1::JoinRunRequest&
   // except where this changes what the run is (its first joins): nothing may build on it before.
   const bool changes_run = admission.batch.run.has_value();
   if (!changes_run) lock.unlock();
-  const absl::Status stored = store_->Write(admission.batch);
+  const absl::Status stored = WriteStore(admission.batch);
   if (!changes_run) lock.lock();
   if (!stored.ok()) {
     if (lock.owns_lock()) lock.unlock();

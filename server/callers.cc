@@ -115,7 +115,8 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
   StepLocked(NodeAcknowledged{request.node(), request.acknowledged_round()});
   v1::HeartbeatResponse response;
   response.set_committed_round(machine_.committed_round());
-  response.set_waiting_for(machine_.Decide(NowMs()).sentence);
+  response.set_waiting_for(RoundWithoutRoomLocked() != 0 ? FullSentenceLocked()
+                                                         : machine_.Decide(NowMs()).sentence);
   response.set_lease_ms(PresentSpecLocked().timing().lease_ms());
   return response;
 }
@@ -143,7 +144,7 @@ absl::StatusOr<v1::LeaveRunResponse> Coordinator::LeaveRun(const v1::LeaveRunReq
     batch.node = StoredNodeOf(request.node());
   }
   // If this is lost, a coordinator that starts again takes the node for live until its lease ends.
-  const absl::Status stored = store_->Write(batch);
+  const absl::Status stored = WriteStore(batch);
   if (!stored.ok() && !absl::IsResourceExhausted(stored)) return CannotStore(stored);
   return v1::LeaveRunResponse();
 }

@@ -275,7 +275,7 @@ absl::Status Coordinator::CommitOne() {
     batch = *std::move(made);
   }
   // Persist: from here on the round cannot be taken back, and the next one is open.
-  const absl::Status stored = store_->Write(batch);
+  const absl::Status stored = WriteStore(batch);
   if (!stored.ok() && !absl::IsResourceExhausted(stored)) return CannotStore(stored);
   lock.lock();
   if (!stored.ok()) {
@@ -487,6 +487,7 @@ size_t Coordinator::live_nodes() const {
 std::string Coordinator::WaitingFor() const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!halted_.ok()) return StoppedSentenceLocked();
+  if (RoundWithoutRoomLocked() != 0) return FullSentenceLocked();
   return machine_.Decide(NowMs()).sentence;
 }
 

@@ -55,6 +55,7 @@
 #include "server/snapshot_plan.h"
 #include "server/spec_revisions.h"
 #include "server/store.h"
+#include "server/store_trail.h"
 #include "spec/section_ranges.h"
 #include "transport/round_host.h"
 
@@ -144,6 +145,8 @@ class Coordinator final : public RoundHost {
   size_t live_nodes() const;
   // Why the open round has not committed.
   std::string WaitingFor() const;
+  // The last write found no room on the disk. The run goes on by itself when there is some.
+  bool store_full() const { return store_trail_.full(); }
 
   // For operators (server/monitor_view.h makes views of it): a copy of the state, taken under the
   // lock in a time that grows with the number of nodes alone; and the rounds, with a lock of their
@@ -229,6 +232,7 @@ class Coordinator final : public RoundHost {
   absl::Status ResumeLocked(const StoredState& state);
   absl::Status CheckMembers(const v1::StoredOpening& open) const;
   void HaltLocked(absl::Status why);
+  absl::Status WriteStore(const StoreBatch& batch);
   absl::Status CannotStore(const absl::Status& why);
 
   // coordinator.cc
@@ -314,6 +318,7 @@ class Coordinator final : public RoundHost {
   // submission.cc
   absl::Status CheckRoundLocked(const std::string& node, uint64_t round) const;
   absl::Status CheckMemberLocked(const std::string& node, uint64_t round) const;
+  absl::Status CheckRoomLocked(const std::string& node, uint64_t round);
   absl::Status CheckHeaderLocked(const v1::SubmitHeader& header, ChunkRanges* ranges) const;
   absl::Status CheckSizesLocked(const v1::SubmitHeader& header, ChunkRanges* ranges) const;
   std::unique_ptr<SubmissionSink> AbstainLocked(const v1::SubmitHeader& header);
@@ -322,8 +327,7 @@ class Coordinator final : public RoundHost {
 
   // watches.cc
   absl::Status CheckWatchLocked(const v1::WatchUpdatesRequest& request, ChunkRanges* ranges);
-  absl::Status AppendBacklogLocked(std::vector<StoredUpdatePtr> missed, uint64_t last_round,
-                                   const ChunkRanges& watched, Delivery* delivery) const;
+  WatchQueue::Past PastLocked(uint64_t last_round, const ChunkRanges& watched) const;
   WatchEvent StartEventLocked(const std::string& node) const;
   WatchEvent OpenedEventLocked(const std::string& node, uint64_t round) const;
   void SendOpenedLocked(const std::string& node, uint64_t round);
@@ -370,6 +374,9 @@ class Coordinator final : public RoundHost {
 
   // look.cc
   std::string StoppedSentenceLocked() const;
+  // The commit of this round waits for room on the disk; 0: none does.
+  uint64_t RoundWithoutRoomLocked() const;
+  std::string FullSentenceLocked() const;
   Moment NowLocked() const;
   void NoteOpenedLocked(const OpenRound& effect);
   void NoteChangeLocked(const std::string& node, bool left);
@@ -429,8 +436,10 @@ class Coordinator final : public RoundHost {
   std::string cause_;  // of the present wait, since when, and whether it was logged
   int64_t cause_since_ms_ = 0;
   bool cause_logged_ = false;
-  bool cause_told_ = false;  // to those who watch rounds
-  RoundHistory history_;     // has a lock of its own, taken after mutex_ or alone
+  bool cause_told_ = false;       // to those who watch rounds
+  RoundHistory history_;          // has a lock of its own, taken after mutex_ or alone
+  StoreTrail store_trail_;        // the same
+  uint64_t watches_dropped_ = 0;  // because their watchers fell behind
 
   std::thread commit_thread_;
   std::thread tick_thread_;

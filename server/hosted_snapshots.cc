@@ -160,7 +160,7 @@ absl::Status Coordinator::WriteHostedSnapshot() {
   if (absl::IsCancelled(written)) return written;
   StoreBatch batch;
   batch.snapshot = snapshot;
-  const absl::Status stored = written.ok() ? store_->Write(batch) : written;
+  const absl::Status stored = written.ok() ? WriteStore(batch) : written;
   if (!stored.ok()) return CannotStore(stored);
   std::lock_guard<std::mutex> lock(mutex_);
   hosted_due_.reset();

@@ -21,6 +21,9 @@ RunFacts Coordinator::Look() const {
   facts.coming = revisions_.After(present);
   facts.fork = fork_;
   if (!halted_.ok()) facts.stopped = StoppedSentenceLocked();
+  if (halted_.ok() && RoundWithoutRoomLocked() != 0) facts.stopped = FullSentenceLocked();
+  facts.store = store_trail_.Look();
+  facts.watches_dropped = watches_dropped_;
   facts.last_update_sha256 = last_update_sha256_;
   facts.nodes.reserve(nodes_.size());
   for (const auto& [name, node] : nodes_) {
@@ -38,6 +41,16 @@ RunFacts Coordinator::Look() const {
 
 std::string Coordinator::StoppedSentenceLocked() const {
   return absl::StrCat("the run is stopped: ", halted_.message());
+}
+
+uint64_t Coordinator::RoundWithoutRoomLocked() const {
+  return job_.has_value() && store_trail_.full() ? job_->round.round : 0;
+}
+
+std::string Coordinator::FullSentenceLocked() const {
+  return absl::StrCat("round ", RoundWithoutRoomLocked(),
+                      ": no room on the coordinator's disk to store it; it goes on by itself when "
+                      "there is");
 }
 
 Moment Coordinator::NowLocked() const { return {NowMs(), absl::Now()}; }

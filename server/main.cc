@@ -91,12 +91,19 @@ absl::Status CheckFlags() {
 }
 
 // Waits for a signal, with --exit_when_finished for the end of the run, or until no connection is
-// taken any more.
-void WaitForEnd(const sigset_t& signals, const Runs& runs, const SelfProbe& probe) {
+// taken any more. Meanwhile health says whether contributions are taken.
+void WaitForEnd(const sigset_t& signals, const Runs& runs, const SelfProbe& probe,
+                GrpcServer* server) {
   const timespec poll = {0, kPollMs * 1000000};
   const MonotonicClock clock;
   int64_t finished_ms = -1;
+  bool serves = true;
   while (sigtimedwait(&signals, nullptr, &poll) <= 0 && !probe.dead()) {
+    if (runs.store_full() == serves) {
+      serves = !serves;
+      server->SetServing(serves);
+      LogInfo(serves ? "serving again" : "not serving: a disk is full");
+    }
     if (!absl::GetFlag(FLAGS_exit_when_finished) || !runs.finished()) continue;
     if (finished_ms < 0) finished_ms = clock.NowMs();
     if (runs.live_nodes() == 0 || clock.NowMs() - finished_ms >= kLingerMs) return;
@@ -172,7 +179,7 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
       !ready.ok()) {
     return Fail(1, ready.message());
   }
-  WaitForEnd(signals, **runs, *probe);
+  WaitForEnd(signals, **runs, *probe, server->get());
   const bool is_closed = probe->dead();
   if (is_closed) {
     LogError("no longer takes new connections; ending, so that a supervisor starts it again",

@@ -14,6 +14,7 @@
 #include "isthmus/v1/run_spec.pb.h"
 #include "isthmus/v1/storage.pb.h"
 #include "server/round.h"
+#include "server/store_trail.h"
 
 namespace isthmus {
 
@@ -51,9 +52,11 @@ struct RunFacts {
   uint64_t rounds = 0;                     // of the whole run
   absl::optional<v1::StoredFork> fork;     // where the start state came from; absent: no fork
   std::vector<v1::StoredRevision> coming;  // that hold in later rounds, ascending
-  std::string stopped;                     // why the run stands still for good; empty: it does not
-  std::string last_update_sha256;          // of the last committed round's record
-  std::vector<NodeFacts> nodes;            // ascending by name
+  std::string stopped;             // why the run stands still, if no node can change it; else empty
+  StoreLook store;                 // what writes have come to
+  uint64_t watches_dropped = 0;    // because their watchers fell behind
+  std::string last_update_sha256;  // of the last committed round's record
+  std::vector<NodeFacts> nodes;    // ascending by name
   // Of the model; empty and 0 until a node has joined.
   std::string fingerprint;
   std::string start_state_sha256;

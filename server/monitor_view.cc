@@ -79,6 +79,17 @@ void SetModel(const RunFacts& facts, v1::Run* run) {
   run->set_contribution_bytes(facts.contribution_bytes);
 }
 
+void SetBudgets(const RunFacts& facts, v1::Run* run) {
+  v1::Budgets* const budgets = run->mutable_budgets();
+  budgets->set_disk_full(facts.store.full);
+  budgets->set_disk_full_count(facts.store.times_full);
+  budgets->set_watches_dropped(facts.watches_dropped);
+  v1::WriteTimes* const times = run->mutable_write_times();
+  for (const uint32_t end : kStoreWriteBucketsMs) times->add_up_to_ms(end);
+  for (const uint64_t count : facts.store.writes) times->add_counts(count);
+  times->set_total_ms(facts.store.total_ms);
+}
+
 }  // namespace
 
 v1::NodeOutcome OutcomeOf(Standing standing) {
@@ -147,6 +158,7 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   run.set_is_paused(machine.paused());
   run.set_pause_reason(machine.pause_reason());
   SetModel(facts, &run);
+  SetBudgets(facts, &run);
   run.set_last_update_sha256(facts.last_update_sha256);
   if (with_spec) *run.mutable_spec() = *facts.spec;
   run.set_spec_revision(facts.spec_revision);

@@ -47,7 +47,7 @@ absl::StatusOr<uint64_t> Coordinator::SetPause(const RoundEvent& event, bool pau
   batch.run->set_paused(paused);
   batch.run->set_pause_reason(reason);
   // Persist. Under the lock, so that no round opens between the write and the deed.
-  const absl::Status stored = store_->Write(batch);
+  const absl::Status stored = WriteStore(batch);
   if (!stored.ok()) {
     lock.unlock();
     return CannotStore(stored);

@@ -58,7 +58,7 @@ absl::Status Coordinator::Resume() {
     // Nothing was built on what may be there.
     StoreBatch batch;
     batch.run = StoredRunOf(nullptr, "");
-    return store_->Write(batch);
+    return WriteStore(batch);
   }
   if (!state.run.has_value()) return Damaged("it has rounds or nodes, but not what the run is");
   ISTHMUS_RETURN_IF_ERROR(CheckSameRun(*state.run, spec_));
@@ -158,8 +158,16 @@ void Coordinator::HaltLocked(absl::Status why) {
   for (auto& [name, node] : nodes_) CloseWatchLocked(&node, halted_);
 }
 
+absl::Status Coordinator::WriteStore(const StoreBatch& batch) {
+  const int64_t begin_ms = NowMs();
+  const absl::Status stored = store_->Write(batch);
+  store_trail_.Wrote(stored, NowMs() - begin_ms);
+  return stored;
+}
+
 // The answer to a call that could not be stored. Without the mutex.
 absl::Status Coordinator::CannotStore(const absl::Status& why) {
+  store_trail_.Refused(why);
   if (absl::IsResourceExhausted(why)) {
     LogError("cannot store what came in; make room",
              {{"error", why.ToString()}, {"run", spec_.run()}});

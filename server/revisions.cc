@@ -59,7 +59,7 @@ absl::StatusOr<v1::UpdateRunResponse> Coordinator::UpdateRun(const v1::UpdateRun
   batch.run = StoredRunOf(model_, heldout_sha256_);
   *batch.run->add_revisions() = revision;
   // Persist. Under the lock, so that the round has not opened when it is done.
-  const absl::Status stored = store_->Write(batch);
+  const absl::Status stored = WriteStore(batch);
   if (!stored.ok()) {
     lock.unlock();
     return CannotStore(stored);

@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "server/rocks_log.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -29,8 +30,6 @@ constexpr int kOpenFilesMax = 256;
 // What was written goes to the disk in parts of this size, before anybody waits for it: else a
 // commit's sync would wait for all the pieces of a snapshot that the log has before it.
 constexpr uint64_t kWriteBackBytes = uint64_t{1} << 20;
-constexpr size_t kLogFilesKept = 2;
-constexpr size_t kLogFileBytes = size_t{1} << 20;
 // Parts of a snapshot's keys after the round, in this order.
 constexpr char kHeldPart = 0;
 constexpr char kPiecePart = 1;
@@ -92,9 +91,7 @@ rocksdb::DBOptions DbOptions(const RocksStoreOptions& options) {
   db.stats_persist_period_sec = 0;
   db.wal_bytes_per_sync = kWriteBackBytes;
   db.bytes_per_sync = kWriteBackBytes;
-  db.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
-  db.keep_log_file_num = kLogFilesKept;
-  db.max_log_file_size = kLogFileBytes;
+  db.info_log = std::make_shared<RocksLog>();
   return db;
 }
 
@@ -131,12 +128,13 @@ bool NamesAFile(const std::string& text) {
   return false;
 }
 
-// RocksDB names every file but those of its log.
-std::string LogFilesOf(const std::string& dir) {
+// RocksDB names every file but those of its log, and one with large values where one of them is
+// damaged.
+std::string FilesOf(const std::string& dir, const char* extension) {
   std::vector<std::string> names;
   std::error_code error;
   for (const auto& file : std::filesystem::directory_iterator(dir, error)) {
-    if (file.path().extension() == ".log") names.push_back(file.path().filename());
+    if (file.path().extension() == extension) names.push_back(file.path().filename());
   }
   std::sort(names.begin(), names.end());
   return absl::StrCat(" (in ", absl::StrJoin(names, " or "), ")");
@@ -263,8 +261,16 @@ absl::Status RocksFolder::Explain(const rocksdb::Status& status, absl::string_vi
         kReasonFolderInUse);
   }
   if (status.IsCorruption()) {
+    std::string files;
+    if (!NamesAFile(what)) {
+      if (absl::StrContains(what, "Blob")) {
+        files = FilesOf(dir_, ".blob");
+      } else if (of.empty()) {
+        files = FilesOf(dir_, ".log");
+      }
+    }
     return absl::DataLossError(absl::StrCat(
-        what, NamesAFile(what) || !of.empty() ? "" : LogFilesOf(dir_),
+        what, files,
         ". The folder is damaged before its end. Put a copy of it in its place (coordinator "
         "--check_store says whether one is sound), or start on an empty one, and the trainers "
         "of all nodes anew"));

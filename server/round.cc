@@ -43,7 +43,13 @@ void RoundMachine::ForgiveOwnPause(int64_t now_ms) {
   for (auto& [name, node] : nodes_) node.lease_until_ms += gap_ms;
   for (Opened& at : open_) {
     at.opened_ms += gap_ms;
-    for (auto& [name, part] : at.parts) part.complete_ms += gap_ms;
+    for (auto& [name, part] : at.parts) {
+      part.complete_ms += gap_ms;
+      // The gap is forgiven once.
+      const bool held_up = part.held_up_until_ms > part.held_up_from_ms;
+      if (held_up) part.held_up_from_ms += gap_ms;
+      if (held_up) part.held_up_until_ms += gap_ms;
+    }
   }
   idle_.opened_ms += gap_ms;
 }
@@ -101,6 +107,15 @@ void RoundMachine::Apply(const ContributionRefused& event, int64_t, Effects*) {
 
 void RoundMachine::Apply(const NodeAbstained& event, int64_t, Effects*) {
   Decline(event.round, event.node, Standing::kAbstained, event.reason);
+}
+
+void RoundMachine::Apply(const NodePushedBack& event, int64_t now_ms, Effects*) {
+  Opened* const at = Taking(event.round);
+  if (at == nullptr || event.round == 0) return;
+  Part& part = at->parts[event.node];
+  if (part.standing != Standing::kOutstanding) return;
+  if (part.held_up_until_ms == part.held_up_from_ms) part.held_up_from_ms = now_ms;
+  part.held_up_until_ms = now_ms + kPushedBackMs;
 }
 
 void RoundMachine::Apply(const NodeLeft& event, int64_t, Effects*) {

@@ -32,6 +32,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/limits.h"
+
 namespace isthmus {
 
 struct RoundSettings {
@@ -97,6 +99,12 @@ struct NodeAbstained {
   std::string reason;
   uint64_t round = 0;
 };
+// The node's contribution to an open round could not be taken, for want of room here, and it was
+// told to try again: the time until then is not counted against it.
+struct NodePushedBack {
+  std::string node;
+  uint64_t round = 0;
+};
 struct NodeLeft {
   std::string node;
   std::string reason;  // its own words; may be empty
@@ -144,8 +152,9 @@ struct RoundPersisted {
 };
 using RoundEvent =
     std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
-                 ContributionRefused, NodeAbstained, NodeLeft, NodePolicySet, RunPaused,
-                 RunUnpaused, SettingsRevised, Ticked, StartStateHeld, RoundPersisted, RunResumed>;
+                 ContributionRefused, NodeAbstained, NodePushedBack, NodeLeft, NodePolicySet,
+                 RunPaused, RunUnpaused, SettingsRevised, Ticked, StartStateHeld, RoundPersisted,
+                 RunResumed>;
 
 // Effects.
 struct OpenRound {
@@ -183,6 +192,10 @@ struct FinishRun {
 };
 using RoundEffect =
     std::variant<OpenRound, TakeIn, TakeOut, CommitRound, PublishRound, EndLease, FinishRun>;
+
+// So long after it was pushed back a node may be expected to have tried again: it waits as it was
+// told, and no longer than its back-off goes.
+inline constexpr int64_t kPushedBackMs = kRetryAfterMs + kBackoffMaxMs;
 
 // What a node is to a round that is open or being committed.
 enum class Standing {
@@ -281,6 +294,9 @@ class RoundMachine {
     std::string digest;       // kComplete
     int64_t complete_ms = 0;  // kComplete
     std::string reason;       // kRefused, kAbstained, kLeft, kEvicted
+    // From the first time that it was pushed back until it may be expected after the last.
+    int64_t held_up_from_ms = 0;
+    int64_t held_up_until_ms = 0;  // the same: it was not
   };
   struct Opened {
     uint64_t round = 0;
@@ -298,6 +314,7 @@ class RoundMachine {
   void Apply(const ContributionComplete& event, int64_t now_ms, Effects* effects);
   void Apply(const ContributionRefused& event, int64_t now_ms, Effects* effects);
   void Apply(const NodeAbstained& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodePushedBack& event, int64_t now_ms, Effects* effects);
   void Apply(const NodeLeft& event, int64_t now_ms, Effects* effects);
   void Apply(const NodePolicySet& event, int64_t now_ms, Effects* effects);
   void Apply(const RunPaused& event, int64_t now_ms, Effects* effects);
@@ -347,6 +364,7 @@ class RoundMachine {
   static uint32_t Count(const Opened& at, Standing standing);
   static uint32_t Declined(const Opened& at);
   static int64_t FirstCompleteMs(const Opened& at);  // -1: none yet
+  static int64_t HeldUpMs(const Opened& at);
   int64_t CloseLeftMs(const Opened& at, int64_t now_ms) const;
   Decision Wait(int64_t now_ms) const;
   std::string StartingSentence() const;

@@ -159,6 +159,16 @@ int64_t RoundMachine::CloseLeftMs(int64_t now_ms, uint64_t round) const {
   return at == nullptr ? -1 : CloseLeftMs(*at, now_ms);
 }
 
+// For how long, at most, a member that is outstanding was kept from sending.
+int64_t RoundMachine::HeldUpMs(const Opened& at) {
+  int64_t most_ms = 0;
+  for (const auto& [name, part] : at.parts) {
+    if (part.standing != Standing::kOutstanding) continue;
+    most_ms = std::max(most_ms, part.held_up_until_ms - part.held_up_from_ms);
+  }
+  return most_ms;
+}
+
 int64_t RoundMachine::CloseLeftMs(const Opened& at, int64_t now_ms) const {
   int64_t close_ms = -1;
   if (at.settings.deadline_ms > 0) close_ms = at.opened_ms + at.settings.deadline_ms;
@@ -167,7 +177,7 @@ int64_t RoundMachine::CloseLeftMs(const Opened& at, int64_t now_ms) const {
     const int64_t grace_end_ms = first_complete_ms + at.settings.grace_ms;
     close_ms = close_ms < 0 ? grace_end_ms : std::min(close_ms, grace_end_ms);
   }
-  return close_ms < 0 ? -1 : std::max<int64_t>(0, close_ms - now_ms);
+  return close_ms < 0 ? -1 : std::max<int64_t>(0, close_ms + HeldUpMs(at) - now_ms);
 }
 
 }  // namespace isthmus

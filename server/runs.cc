@@ -363,6 +363,12 @@ size_t Runs::live_nodes() const {
   return nodes;
 }
 
+bool Runs::store_full() const {
+  const std::vector<Coordinator*> all = All();
+  return std::any_of(all.begin(), all.end(),
+                     [](const Coordinator* coordinator) { return coordinator->store_full(); });
+}
+
 absl::StatusOr<v1::JoinRunResponse> Runs::JoinRun(const v1::JoinRunRequest& request) {
   ISTHMUS_ASSIGN_OR_RETURN(Coordinator* const run, Find(request.run()));
   return run->JoinRun(request);

@@ -55,6 +55,8 @@ class Runs final : public RunFinder, public RoundHost {
   // There is a run, and all of them are finished.
   bool finished() const;
   size_t live_nodes() const;
+  // The disk of one of them has no room for what it must store.
+  bool store_full() const;
 
   absl::StatusOr<v1::JoinRunResponse> JoinRun(const v1::JoinRunRequest& request) override;
   absl::StatusOr<std::unique_ptr<SubmissionSink>> BeginSubmit(

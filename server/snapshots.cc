@@ -348,7 +348,7 @@ absl::Status Coordinator::FinishPlan() {
     if (IsHosted(spec_)) *snapshot.mutable_hosted() = HostedStart();
   }
   lock.unlock();
-  const absl::Status stored = store_->Write(batch);
+  const absl::Status stored = WriteStore(batch);
   if (!stored.ok()) return CannotStore(stored);
   lock.lock();
   if (batch.plan.has_value()) {

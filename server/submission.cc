@@ -80,6 +80,7 @@ absl::StatusOr<std::unique_ptr<SubmissionSink>> Coordinator::BeginSubmit(
   const DeliverAfter deliver(this);
   std::lock_guard<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(header.run(), header.node(), header.incarnation()));
+  ISTHMUS_RETURN_IF_ERROR(CheckRoomLocked(header.node(), header.round()));
   ISTHMUS_RETURN_IF_ERROR(CheckRoundLocked(header.node(), header.round()));
   if (header.acknowledged_round() > machine_.committed_round()) {
     return CheckHistoryLocked(header.node(), header.acknowledged_round(), "");
@@ -143,6 +144,18 @@ absl::Status Coordinator::CheckMemberLocked(const std::string& node, uint64_t ro
   return Mismatch("NOT_A_MEMBER",
                   absl::StrCat("node '", node, "' is not a member of round ", round,
                                ", which goes on without it; it is one of a later round"));
+}
+
+// While a round waits for room on the disk, what later ones would need is not taken either. Who is
+// held up by that is not late.
+absl::Status Coordinator::CheckRoomLocked(const std::string& node, uint64_t round) {
+  if (RoundWithoutRoomLocked() == 0) return absl::OkStatus();
+  StepLocked(NodePushedBack{node, round});
+  return WithRetryAfterMs(
+      WithReason(absl::ResourceExhaustedError(
+                     absl::StrCat(FullSentenceLocked(), ". Send round ", round, " again then")),
+                 "STORE_FULL"),
+      kRetryAfterMs);
 }
 
 absl::Status Coordinator::CheckHeaderLocked(const v1::SubmitHeader& header,

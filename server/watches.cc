@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "server/coordinator.h"
 #include "transport/errors.h"
@@ -11,11 +12,8 @@
 namespace isthmus {
 namespace {
 
-// A node that is far behind gets this much at once and watches again for the rest, so that its
-// queue never overflows by what it asked for.
-constexpr size_t kBacklogEventsMax = kWatchQueueEventsMax / 2;
-// The same in bytes of updates, which are read from the disk and held until they are sent.
-constexpr uint64_t kBacklogBytesMax = kKeptUpdateBytesMax / 8;
+// Updates of the past are read in portions of at least one, and no more than this.
+constexpr uint64_t kPastBytes = kPieceBytesMax;
 
 absl::Status Malformed(absl::string_view reason, const std::string& text) {
   return WithReason(absl::InvalidArgumentError(text), reason);
@@ -26,14 +24,13 @@ absl::Status Malformed(absl::string_view reason, const std::string& text) {
 absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
     const v1::WatchUpdatesRequest& request) {
   const DeliverAfter deliver(this);
-  const auto queue = std::make_shared<WatchQueue>(kWatchQueueEventsMax);
+  const auto queue = std::make_shared<WatchQueue>(kWatchQueueEventsMax, kWatchLagBytesMax);
   ChunkRanges watched;
   std::unique_lock<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckWatchLocked(request, &watched));
-  // Without the lock: it may be much, and come from the disk.
+  // Without the lock: it may come from the disk. Whether the first that it lacks is kept and sound.
   lock.unlock();
-  ISTHMUS_ASSIGN_OR_RETURN(std::vector<StoredUpdatePtr> missed,
-                           store_->ReadAfter(request.last_round(), kBacklogBytesMax));
+  ISTHMUS_RETURN_IF_ERROR(store_->ReadAfter(request.last_round(), 1).status());
   lock.lock();
   // The rest of what was checked does not change with time.
   ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
@@ -44,28 +41,24 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
                         "WATCH_REPLACED"));
   // The node has no watch in this step: what the step would send is part of what follows.
   StepLocked(NodeAcknowledged{request.node(), request.last_round()});
-  Delivery delivery{queue, {StartEventLocked(request.node())}, absl::nullopt};
+  queue->Push(StartEventLocked(request.node()));
   for (const v1::StoredRevision& revision : revisions_.After(request.last_round())) {
-    delivery.events.push_back(RevisedEvent(revision));
+    queue->Push(RevisedEvent(revision));
   }
-  ISTHMUS_RETURN_IF_ERROR(
-      AppendBacklogLocked(std::move(missed), request.last_round(), watched, &delivery));
-  if (!delivery.close.has_value()) {
-    for (const auto& [round, aggregator] : aggregators_) {
-      const Standing standing = machine_.StandingIn(request.node(), round);
-      const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
-      if (!machine_.IsOpen(round) || !member) continue;
-      delivery.events.push_back(OpenedEventLocked(request.node(), round));
-    }
-    if (machine_.finished()) {
-      auto finished = std::make_shared<v1::WatchUpdatesResponse>();
-      finished->mutable_finished()->set_round(machine_.committed_round());
-      delivery.events.push_back(std::move(finished));
-    }
-    node.watch = queue;
-    node.watched = std::move(watched);
+  queue->PushPast(PastLocked(request.last_round(), watched));
+  for (const auto& [round, aggregator] : aggregators_) {
+    const Standing standing = machine_.StandingIn(request.node(), round);
+    const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
+    if (!machine_.IsOpen(round) || !member) continue;
+    queue->Push(OpenedEventLocked(request.node(), round));
   }
-  deliveries_.push_back(std::move(delivery));
+  if (machine_.finished()) {
+    auto finished = std::make_shared<v1::WatchUpdatesResponse>();
+    finished->mutable_finished()->set_round(machine_.committed_round());
+    queue->Push(std::move(finished));
+  }
+  node.watch = queue;
+  node.watched = std::move(watched);
   return queue;
 }
 
@@ -73,7 +66,12 @@ void Coordinator::WatchEnded(const v1::WatchUpdatesRequest& request,
                              const std::shared_ptr<WatchQueue>& queue) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto node = nodes_.find(request.node());
-  if (node != nodes_.end() && node->second.watch == queue) node->second.watch = nullptr;
+  if (node == nodes_.end()) return;
+  if (node->second.watch == queue) node->second.watch = nullptr;
+  if (!queue->fell_behind()) return;
+  ++watches_dropped_;
+  LogWarning("a watcher fell behind and was dropped; it watches again",
+             {{"node", request.node()}, {"run", spec_.run()}});
 }
 
 absl::Status Coordinator::CheckWatchLocked(const v1::WatchUpdatesRequest& request,
@@ -108,35 +106,35 @@ absl::Status Coordinator::CheckWatchLocked(const v1::WatchUpdatesRequest& reques
   return absl::OkStatus();
 }
 
-// `missed`: what followed last_round a moment ago. What was committed since is read here; it is as
-// good as nothing, and in memory.
-absl::Status Coordinator::AppendBacklogLocked(std::vector<StoredUpdatePtr> missed,
-                                              uint64_t last_round, const ChunkRanges& watched,
-                                              Delivery* delivery) const {
-  uint64_t bytes = 0;
-  for (const StoredUpdatePtr& update : missed) bytes += update->bytes();
-  if (bytes < kBacklogBytesMax) {
-    ISTHMUS_ASSIGN_OR_RETURN(const std::vector<StoredUpdatePtr> newest,
-                             store_->ReadAfter(last_round + missed.size(), kBacklogBytesMax / 8));
-    missed.insert(missed.end(), newest.begin(), newest.end());
-  }
-  uint64_t sent = last_round;
-  for (const StoredUpdatePtr& update : missed) {
-    // One that is stored but not yet published comes with its PublishRound.
-    if (update->record.round() > machine_.committed_round()) break;
-    if (delivery->events.size() >= kBacklogEventsMax) break;
-    AppendUpdate(*update, watched, &delivery->events);
-    sent = update->record.round();
-  }
-  if (sent >= machine_.committed_round()) return absl::OkStatus();
-  delivery->close = WithRetryAfterMs(
-      WithReason(
+// What was committed after `last_round` until now; one that is stored but not yet published comes
+// with its PublishRound. The queue may outlive the coordinator, and does not keep its store open.
+WatchQueue::Past Coordinator::PastLocked(uint64_t last_round, const ChunkRanges& watched) const {
+  return [weak = std::weak_ptr<const Store>(store_), watched, next = last_round + 1,
+          last = machine_.committed_round()]() mutable -> absl::StatusOr<std::vector<WatchEvent>> {
+    std::vector<WatchEvent> events;
+    if (next > last) return events;
+    const std::shared_ptr<const Store> store = weak.lock();
+    if (store == nullptr) {
+      return WithReason(absl::UnavailableError("the coordinator is shutting down"),
+                        kReasonShuttingDown);
+    }
+    const absl::StatusOr<std::vector<StoredUpdatePtr>> updates =
+        store->ReadAfter(next - 1, kPastBytes);
+    if (absl::IsOutOfRange(updates.status())) {
+      // A join tells what there is instead.
+      return WithReason(
           absl::ResourceExhaustedError(absl::StrCat(
-              "this watch sends at most ", kBacklogEventsMax, " events and ", kBacklogBytesMax,
-              " bytes of the past, up to round ", sent, "; watch again from there")),
-          "BACKLOG"),
-      0);
-  return absl::OkStatus();
+              "this watcher read too slowly: ", updates.status().message(), ". Join again")),
+          "WATCHER_BEHIND");
+    }
+    if (!updates.ok()) return updates.status();
+    for (const StoredUpdatePtr& update : *updates) {
+      if (next > last) break;
+      AppendUpdate(*update, watched, &events);
+      ++next;
+    }
+    return events;
+  };
 }
 
 WatchEvent Coordinator::StartEventLocked(const std::string& node) const {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -153,7 +154,7 @@ class FakeNode {
     header.set_node(name_);
     header.set_role(v1::ROLE_NODE);
     header.set_round(round);
-    header.set_base_round(round - 1);
+    header.set_base_round(round - std::min<uint64_t>(round, 1 + joined.spec().overlap()));
     header.set_incarnation(joined.incarnation());
     header.set_attempt(joined.attempt());
     header.set_codec(v1::PAYLOAD_CODEC_COMPONENTS);

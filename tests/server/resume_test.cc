@@ -371,10 +371,46 @@ TEST_F(ResumeTest, AFullDiskMakesTheRoundWait) {
   ASSERT_TRUE(store->WaitForWrites(2));
   EXPECT_TRUE(a_->reader->Empty());
   EXPECT_TRUE(a_->Beat().ok());
+  EXPECT_TRUE(coordinator_->host->store_full());
+  EXPECT_THAT(coordinator_->host->WaitingFor(), HasSubstr("no room on the coordinator's disk"));
   store->FailWith(absl::OkStatus());
   a_->ExpectUpdate(1);
   b_->ExpectUpdate(1);
   Round(2);
+}
+
+// Nor is anything taken for the rounds after it.
+TEST_F(ResumeTest, WhileADiskIsFullContributionsArePushedBack) {
+  const auto store = std::make_shared<LastingStore>();
+  v1::RunSpec spec = TestSpec({"a", "b"}, 0, 6);
+  spec.set_overlap(1);
+  Begin(spec, store);
+  for (FakeNode* node : {a_.get(), b_.get()}) {
+    node->JoinAndWatch();
+  }
+  for (FakeNode* node : {a_.get(), b_.get()}) {
+    node->ExpectOpened(1);
+    node->ExpectOpened(2);
+  }
+  store->FailWith(absl::ResourceExhaustedError("no space left"));
+  SubmitBoth(1);
+  ASSERT_TRUE(store->WaitForWrites(2));  // so the first one has failed
+  const absl::Status refused = a_->SubmitRandom(2, SeedOf(2, 0)).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(ReasonOf(refused), "STORE_FULL");
+  EXPECT_EQ(RetryAfterMsOf(refused), kRetryAfterMs);
+  const StoreLook look = coordinator_->host->Look().store;
+  EXPECT_TRUE(look.full);
+  EXPECT_EQ(look.times_full, 1u);
+  store->FailWith(absl::OkStatus());
+  for (FakeNode* node : {a_.get(), b_.get()}) {
+    node->ExpectUpdate(1);
+    node->ExpectOpened(3);
+  }
+  EXPECT_FALSE(coordinator_->host->store_full());
+  SubmitBoth(2);
+  a_->ExpectUpdate(2);
+  b_->ExpectUpdate(2);
 }
 
 // R5: after a failed write nobody is answered and nothing is written.

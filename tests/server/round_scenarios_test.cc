@@ -11,6 +11,7 @@
 //   join NODE [HOLDS_ROUND]     ack NODE ROUND        heard NODE
 //   waiting NODE TEXT           complete NODE DIGEST  refuse NODE TEXT   abstain NODE TEXT
 //                               (with @ROUND behind the verb: to that round)
+//   pushback@ROUND NODE         (its contribution could not be taken, it tries again)
 //   drain NODE TEXT             evict NODE TEXT       admit NODE
 //   start                       (the start state is here, where spec has start=NODE)
 //   leave NODE                  persist               (the round being committed)
@@ -150,6 +151,7 @@ class Scenario {
     if (verb == "complete") return ContributionComplete{node, text, round};
     if (verb == "refuse") return ContributionRefused{node, text, round};
     if (verb == "abstain") return NodeAbstained{node, text, round};
+    if (verb == "pushback") return NodePushedBack{node, round};
     if (verb == "leave") return NodeLeft{node, text};
     if (verb == "drain") return NodePolicySet{node, NodePolicy::kDrain, text};
     if (verb == "evict") return NodePolicySet{node, NodePolicy::kEvict, text};

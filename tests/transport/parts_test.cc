@@ -150,5 +150,84 @@ TEST(WatchQueueTest, OverflowDropsWhatWaitsAndSaysSo) {
   EXPECT_EQ(taken.status.code(), absl::StatusCode::kResourceExhausted);
 }
 
+WatchEvent UpdateEvent(uint64_t round) {
+  auto event = std::make_shared<v1::WatchUpdatesResponse>();
+  event->mutable_update()->set_round(round);
+  return event;
+}
+
+WatchEvent PieceEvent(size_t bytes) {
+  auto event = std::make_shared<v1::WatchUpdatesResponse>();
+  event->mutable_piece()->set_data(std::string(bytes, 'p'));
+  return event;
+}
+
+// An update of any size is taken while less than the limit waits. The next one is not: what waits
+// is sent, and then the watcher is told.
+TEST(WatchQueueTest, ALaggingReaderGetsWhatWaitsAndIsTold) {
+  WatchQueue queue(100, 1000);
+  for (const uint64_t round : {1, 2}) {
+    queue.Push(UpdateEvent(round));
+    queue.Push(PieceEvent(600));
+  }
+  EXPECT_FALSE(queue.fell_behind());
+  queue.Push(UpdateEvent(3));
+  queue.Push(PieceEvent(600));
+  EXPECT_TRUE(queue.fell_behind());
+  for (const uint64_t round : {1, 2}) {
+    EXPECT_EQ(queue.Take().event->update().round(), round);
+    EXPECT_EQ(queue.Take().event->piece().data().size(), 600u);
+  }
+  const WatchQueue::Taken taken = queue.Take();
+  EXPECT_TRUE(taken.closed);
+  EXPECT_EQ(taken.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(taken.status), "WATCHER_BEHIND");
+  EXPECT_THAT(std::string(taken.status.message()), HasSubstr("1200 bytes"));
+  EXPECT_THAT(std::string(taken.status.message()), HasSubstr("1000 is the limit"));
+}
+
+TEST(WatchQueueTest, AReaderThatTakesIsNeverBehind) {
+  WatchQueue queue(100, 1000);
+  for (uint64_t round = 1; round <= 50; ++round) {
+    queue.Push(UpdateEvent(round));
+    queue.Push(PieceEvent(5000));
+    EXPECT_EQ(queue.Take().event->update().round(), round);
+    EXPECT_EQ(queue.Take().event->piece().data().size(), 5000u);
+  }
+  EXPECT_FALSE(queue.fell_behind());
+}
+
+TEST(WatchQueueTest, ThePastIsReadWhenItsTurnComes) {
+  WatchQueue queue(100, 1000);
+  uint64_t read = 0;
+  queue.Push(Opened(1));
+  queue.PushPast([&]() -> absl::StatusOr<std::vector<WatchEvent>> {
+    std::vector<WatchEvent> events;
+    if (read < 3) events = {UpdateEvent(++read), PieceEvent(5000)};
+    return events;
+  });
+  queue.Push(Opened(9));
+  EXPECT_EQ(queue.Take().event->opened().round(), 1u);
+  EXPECT_EQ(read, 0u);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    EXPECT_EQ(queue.Take().event->update().round(), round);
+    EXPECT_EQ(read, round);
+    EXPECT_TRUE(queue.Take().event->has_piece());
+  }
+  EXPECT_EQ(queue.Take().event->opened().round(), 9u);
+  EXPECT_EQ(queue.Take().event, nullptr);
+}
+
+TEST(WatchQueueTest, AnErrorOfThePastEndsTheWatch) {
+  WatchQueue queue(100, 1000);
+  queue.PushPast(
+      []() -> absl::StatusOr<std::vector<WatchEvent>> { return absl::DataLossError("damaged"); });
+  queue.Push(Opened(9));
+  const WatchQueue::Taken taken = queue.Take();
+  EXPECT_TRUE(taken.closed);
+  EXPECT_EQ(taken.status, absl::DataLossError("damaged"));
+  EXPECT_TRUE(queue.Take().closed);
+}
+
 }  // namespace
 }  // namespace isthmus

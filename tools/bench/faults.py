@@ -23,7 +23,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from demo_cluster import RunError  # noqa: E402
 from fault_cases import (  # noqa: E402
+    budget_cases,
     chaos_cases,
+    disk_cases,
     limit_cases,
     process_cases,
     run_cases,
@@ -42,6 +44,8 @@ for family in (
     time_cases,
     process_cases,
     limit_cases,
+    disk_cases,
+    budget_cases,
 ):
     CASES.update(family.CASES)
 
