@@ -1,20 +1,25 @@
 // Judges a history that real processes have recorded (tests/history/json_lines.h):
 //
-//   check_history FILE            a run that goes on, or was cut
-//   check_history FILE complete   a run that has ended in good order: nothing may be open
+//   check_history FILE open          a run that goes on, or was cut
+//   check_history FILE complete      a run that has ended in good order: nothing may be open
+//   check_history FILE complete 50   one with so many local steps in each round
 //
 // Exits with 0 when it is good, 1 when it is not, 2 when it cannot be read.
 #include <cstdio>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "tests/history/checker.h"
 #include "tests/history/json_lines.h"
 
 int main(int argc, char** argv) {
   using isthmus::Violation;
-  const bool complete = argc == 3 && std::string(argv[2]) == "complete";
-  if (argc != 2 && !complete) {
-    std::fprintf(stderr, "usage: check_history FILE [complete]\n");
+  const bool complete = argc >= 3 && std::string(argv[2]) == "complete";
+  const bool open = argc >= 3 && std::string(argv[2]) == "open";
+  uint64_t local_steps = 1;
+  if (argc > 4 || !(open || complete) ||
+      (argc == 4 && (!absl::SimpleAtoi(argv[3], &local_steps) || local_steps == 0))) {
+    std::fprintf(stderr, "usage: check_history FILE open|complete [LOCAL_STEPS]\n");
     return 2;
   }
   const absl::StatusOr<isthmus::History> history = isthmus::ReadHistory(argv[1]);
@@ -22,7 +27,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", std::string(history.status().message()).c_str());
     return 2;
   }
-  isthmus::HistoryChecker checker(nullptr);
+  isthmus::HistoryChecker checker(nullptr, 0, local_steps);
   for (const isthmus::Event& event : *history) checker.Take(event);
   if (complete) checker.Finish();
   for (const Violation& one : checker.violations()) {

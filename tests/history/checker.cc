@@ -202,7 +202,7 @@ void HistoryChecker::TakeDurable(const Event& event) {
     Violate("I2", absl::StrCat("the hash of record ", number, " is wrong"));
   }
   const uint64_t base = number - std::min<uint64_t>(number, 1 + overlap_);
-  if (event.is_whole && (record.base_round() != base || record.step() != number)) {
+  if (event.is_whole && (record.base_round() != base || record.step() != number * local_steps_)) {
     Violate("I2", absl::StrCat("record ", number, " has base round ", record.base_round(),
                                " and step ", record.step()));
   }

@@ -33,9 +33,11 @@ struct Violation {
 
 class HistoryChecker {
  public:
-  // `grid`: of the run's model; null: updates are not folded anew. `overlap`: of its spec.
-  explicit HistoryChecker(std::shared_ptr<const Grid> grid, uint32_t overlap = 0)
-      : grid_(std::move(grid)), overlap_(overlap) {}
+  // `grid`: of the run's model; null: updates are not folded anew. `overlap` and `local_steps`, the
+  // same in all rounds: of its spec.
+  explicit HistoryChecker(std::shared_ptr<const Grid> grid, uint32_t overlap = 0,
+                          uint64_t local_steps = 1)
+      : grid_(std::move(grid)), overlap_(overlap), local_steps_(local_steps) {}
 
   void Take(const Event& event);
   // The run has ended in good order: nothing may be open any more.
@@ -96,6 +98,7 @@ class HistoryChecker {
 
   const std::shared_ptr<const Grid> grid_;
   const uint32_t overlap_;
+  const uint64_t local_steps_;
   size_t event_ = 0;
   std::vector<Round> rounds_;  // durable ones; [round - 1]
   std::string start_state_;

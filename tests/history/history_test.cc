@@ -294,6 +294,13 @@ TEST_F(HistoryTest, ChainIsBroken) {
   ExpectRefused("I2", "does not build on");
 }
 
+TEST_F(HistoryTest, RoundsHaveOtherSteps) {
+  HistoryChecker checker(grid_, 0, 2);
+  for (const Event& event : history_) checker.Take(event);
+  ASSERT_FALSE(checker.violations().empty());
+  EXPECT_EQ(checker.violations()[0].sentence, "record 1 has base round 0 and step 1");
+}
+
 TEST_F(HistoryTest, ARoundIsIssuedAgain) {
   history_.push_back(*Find(EventKind::kDurable, "", 2));
   ExpectRefused("I3", "round 2 is committed after round 2");
