@@ -9,6 +9,14 @@
 #include "transport/session_impl.h"
 
 namespace isthmus {
+namespace {
+
+// A coordinator that starts again is not called by all of its nodes at the same moment, so that it
+// takes no more than some 25 joins a second; and no node waits for long for the sake of it.
+constexpr int64_t kReconnectSpreadPerNodeMs = 40;
+constexpr int64_t kReconnectSpreadMaxMs = kBackoffMaxMs / 2;
+
+}  // namespace
 
 void SessionImpl::WatchLoop() {
   absl::Status last;
@@ -171,10 +179,14 @@ void SessionImpl::Wait(const absl::Status& why) {
   watch_began_.reset();
   const int64_t retry_ms = RetryAfterMsOf(why);
   if (retry_ms >= 0) watch_backoff_.Reset();  // the server lives and says when to come back
-  const Milliseconds delay(watch_backoff_.NextDelayMs(std::max<int64_t>(retry_ms, 0)));
   Lock lock(mutex_);
   const bool join_again = join_again_;
+  const int64_t nodes = joined_.spec().nodes_size();
   lock.unlock();
+  const int64_t spread_ms = is_node() && !join_again
+                                ? std::min(kReconnectSpreadPerNodeMs * nodes, kReconnectSpreadMaxMs)
+                                : 0;
+  const Milliseconds delay(watch_backoff_.NextDelayMs(std::max<int64_t>(retry_ms, 0), spread_ms));
   notifier_.Waiting(SessionNotifier::kConnection,
                     join_again ? "joining again, as the server asks for it" : Sentence(why));
   lock.lock();

@@ -101,14 +101,30 @@ class Process {
 // A coordinator that serves on a port of its own choice.
 class Served {
  public:
-  explicit Served(const v1::RunSpec& spec, const std::vector<std::string>& more = {}) {
+  explicit Served(const v1::RunSpec& spec, std::vector<std::string> more = {})
+      : more_(std::move(more)) {
     std::string text;
     google::protobuf::TextFormat::PrintToString(spec, &text);
     std::ofstream(folder_.File("run.txtpb")) << text;
+    Start();
+  }
+  // Kills it and starts it again, at the address it had.
+  void Restart() {
+    process.reset();
+    std::filesystem::remove(folder_.File("ready"));
+    Start();
+  }
+  std::string Log() const { return ReadFile(folder_.File("log")); }
+
+  std::unique_ptr<Process> process;
+  std::string address;
+
+ private:
+  void Start() {
     std::vector<std::string> arguments = {kBinary, "--run_spec=" + folder_.File("run.txtpb"),
-                                          "--listen=127.0.0.1:0",
+                                          "--listen=" + (address.empty() ? "127.0.0.1:0" : address),
                                           "--ready_file=" + folder_.File("ready")};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+    arguments.insert(arguments.end(), more_.begin(), more_.end());
     process = std::make_unique<Process>(arguments, folder_.File("log"));
     const int64_t end_ms = NowMs() + kWaitMsMax;
     while (NowMs() < end_ms && process->Running()) {
@@ -121,12 +137,8 @@ class Served {
     }
     ADD_FAILURE() << "the coordinator does not serve: " << Log();
   }
-  std::string Log() const { return ReadFile(folder_.File("log")); }
 
-  std::unique_ptr<Process> process;
-  std::string address;
-
- private:
+  const std::vector<std::string> more_;
   Folder folder_;
 };
 

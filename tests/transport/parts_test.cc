@@ -109,6 +109,23 @@ TEST(BackoffTest, DelaysStayWithinTheirBounds) {
   for (int i = 0; i < 50; ++i) EXPECT_GE(backoff.NextDelayMs(7000), 7000);
 }
 
+TEST(BackoffTest, ManyCallersAreSpread) {
+  const uint64_t seed = std::random_device()();
+  std::cout << "seed " << seed << "\n";
+  Backoff backoff(seed, 100, 5000);
+  int64_t least = 10000, most = 0;
+  for (int i = 0; i < 200; ++i) {
+    backoff.Reset();
+    const int64_t delay = backoff.NextDelayMs(1000, 2000);
+    least = std::min(least, delay);
+    most = std::max(most, delay);
+  }
+  EXPECT_GE(least, 1000);
+  EXPECT_LT(least, 1400);
+  EXPECT_GT(most, 2600);
+  EXPECT_LE(most, 3100);
+}
+
 TEST(BackoffTest, TwoCallersDoNotKeepStep) {
   Backoff one(1);
   Backoff two(2);
