@@ -20,20 +20,23 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools/wan"))
 
 from demo_cluster import RunError  # noqa: E402
 from fault_cases import (  # noqa: E402
+    address_cases,
     budget_cases,
     chaos_cases,
     disk_cases,
     limit_cases,
+    network_cases,
     process_cases,
     run_cases,
     store_cases,
     time_cases,
     wire_cases,
 )
-from fault_cases.case import Bench  # noqa: E402
+from fault_cases.case import Bench, Skipped  # noqa: E402
 
 CASES = {}
 for family in (
@@ -46,6 +49,8 @@ for family in (
     limit_cases,
     disk_cases,
     budget_cases,
+    network_cases,
+    address_cases,
 ):
     CASES.update(family.CASES)
 
@@ -68,6 +73,8 @@ def main():
         started = time.monotonic()
         try:
             CASES[name](bench)
+        except Skipped as why:
+            bench.say(f"{name}: skipped: {why}")
         except RunError as error:
             # The others are worth knowing, too.
             print(f"error: {name}: {error}", file=sys.stderr)

@@ -15,17 +15,22 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools/wan"))
 
 from chaos import SupervisedRun, kill  # noqa: E402
 from demo_cluster import Cluster, RunError, free_port, programs  # noqa: E402
+from wan_box import WanBox  # noqa: E402
 
 from .link import Link  # noqa: E402
 
 LIMIT_S = 600
 CALL_S = 20
 CHECKPOINT_EVERY = 10
+# Of steps that take some ms.
+LAST_STEPS = 100
 WORDS = "whatever is killed is started again and goes on from where the run stands".split()
 RANKS = {"a": 1, "b": 2}
+TRIO = {"a": 1, "b": 1, "c": 1}
 
 SPEC = """\
 run: "faults"
@@ -48,6 +53,7 @@ DEFAULTS = {
     "quorum": 0,  # all
     "preset": "demo",
     "more": "",  # further lines of the spec
+    "local_steps": 1,
     "deterministic": False,
     "model": "layers: 1 heads: 2 width: 64 context: 32",
     "eval_sequences": 8,
@@ -57,6 +63,10 @@ DEFAULTS = {
     "grace_ms": 0,
     "deadline_ms": 0,
 }
+
+
+class Skipped(Exception):
+    """Why a case cannot be tried on this machine, in a sentence."""
 
 
 class Bench:
@@ -128,6 +138,8 @@ def spec_text(ranks, **settings):
     """A run of these nodes."""
     values = {**DEFAULTS, **settings}
     values["deterministic"] = str(values["deterministic"]).lower()
+    if values["local_steps"] != 1:
+        values["more"] += f"\nschedule {{ local_steps: {values['local_steps']} }}"
     values["nodes"] = "\n".join(f'nodes {{ name: "{name}" }}' for name in ranks)
     return SPEC.format(**values)
 
@@ -142,9 +154,10 @@ class Case:
             summaries = case.finish()
 
     Nothing is started again but by case.run.look(), which the waits `step` and `finish` call.
+    `box`: a WanBox in which it takes place; see boxed().
     """
 
-    def __init__(self, bench, ranks=None, checkpoint_every=CHECKPOINT_EVERY, **settings):
+    def __init__(self, bench, ranks=None, checkpoint_every=CHECKPOINT_EVERY, box=None, **settings):
         self.bench = bench
         self.settings = {**DEFAULTS, **settings}
         ranks = dict(ranks or RANKS)
@@ -153,10 +166,11 @@ class Case:
         self.text = self.folder / "text"
         write_text(self.text)
         self.cluster = Cluster(
-            bench.binaries, self.folder, spec_text(ranks, **self.settings), ranks
+            bench.binaries, self.folder, spec_text(ranks, **self.settings), ranks, box
         )
         self.run = SupervisedRun(self.cluster, self.text, checkpoint_every)
         self.deadline = time.monotonic() + LIMIT_S
+        self.ask_at = None  # where operators find the coordinator; None: at its address
         self._links = []
 
     def __enter__(self):
@@ -182,9 +196,18 @@ class Case:
         if self.cluster.address is None:
             self.cluster.address = f"127.0.0.1:{free_port()}"
         link = Link(port=int(self.cluster.address.rpartition(":")[2]), **options)
-        self._links.append(link)
         self.cluster.routes[node] = link.address
+        return self.add_link(link)
+
+    def add_link(self, link):
+        """Closes a link when the case ends; returns it."""
+        self._links.append(link)
         return link
+
+    @staticmethod
+    def free_port():
+        """A port, as a text."""
+        return str(free_port())
 
     def start(self, step=0):
         """Starts everything and waits until the run has done so many steps with all nodes; 0: none
@@ -203,6 +226,16 @@ class Case:
     def finish(self):
         """Looks until the run is finished; returns what each node reached."""
         return self.run.wait_finished(self.deadline)
+
+    def wind_up(self, last_steps=LAST_STEPS):
+        """Lets a run whose end is far away end soon; returns what each node reached.
+
+        `last_steps`: what is left of it, more than is done while it is told so.
+        """
+        more = max(last_steps, 4 * self.settings["local_steps"])
+        self.run.look()
+        self.ask("runs", "update", "faults", f"steps={self.run.step + more}")
+        return self.finish()
 
     def seconds_until(self, condition, look=lambda: None, limit_s=120):
         """How long it takes until a condition holds."""
@@ -239,9 +272,11 @@ class Case:
 
     def ask(self, *words):
         """What isthmusctl answers, from JSON."""
+        command = [self.bench.bazel_bin / "server/ctl/isthmusctl"]
+        command += [f"--server={self.ask_at or self.cluster.address}", "--json", *words]
+        box = self.cluster.box
         done = subprocess.run(
-            [self.bench.bazel_bin / "server/ctl/isthmusctl", f"--server={self.cluster.address}"]
-            + ["--json", *words],
+            box.command(box.hub, command) if box else command,
             capture_output=True,
             text=True,
             timeout=CALL_S,
@@ -278,6 +313,15 @@ class Case:
             check=False,
         )
         return done.returncode == 0, done.stdout + done.stderr
+
+
+def boxed(bench, links, congestion=None):
+    """A WanBox with a Link for each node, to be used in a `with` statement."""
+    relay = bench.bazel_bin / "tools/wan/relay"
+    why_not = WanBox.why_not(relay)
+    if why_not:
+        raise Skipped(f"WAN in a box cannot run: {why_not}")
+    return WanBox(links, seed=bench.seed, relay=relay, congestion=congestion)
 
 
 # Of Student's distribution with 2 degrees of freedom: 95 % of what is drawn lies within.

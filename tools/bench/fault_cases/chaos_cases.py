@@ -10,13 +10,12 @@ chaos_loose    Without deterministic mode and with a quorum of 1 of 2: replicas 
 
 import random
 import statistics
-import subprocess
 import time
 
 from chaos import kill_at_random
 
 from .case import Case, all_equal, noise_of_three, state_of
-from .ledger import write_history
+from .ledger import judge
 
 KINDS = ("coordinator", "agent", "rank")
 KILLS_MIN, KILLS_OF_A_KIND_MIN = 60, 15
@@ -80,20 +79,6 @@ def _chaos(bench, name, local_steps, **spec):
     )  # fmt: skip
 
 
-def _judge(bench, case, summaries):
-    """The history of a run that has ended. Returns (good, what the judge said)."""
-    case.cluster.stop()
-    file = case.folder / "history"
-    write_history(bench, case, summaries, file)
-    done = subprocess.run(
-        [bench.bazel_bin / "tests/history/check_history", file, "complete"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode == 0, done.stdout.strip() + done.stderr.strip()
-
-
 def chaos_loose(bench):
     """The same without deterministic mode."""
     rounds, kills, seeds = (60, 1, 0) if bench.short else (600, 20, 3)
@@ -114,7 +99,7 @@ def chaos_loose(bench):
         draw = random.Random(bench.seed)
         done = kill_at_random(case.run, draw, wanted, rounds, case.deadline, bench.say)
         summaries = case.finish()
-        exact, said = _judge(bench, case, summaries)
+        exact, said = judge(bench, case, summaries)
     bench.say(f"ledger: {said}")
     equal = all_equal(summaries)
     loss = summaries["a"]["val_loss"]

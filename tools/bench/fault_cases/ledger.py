@@ -10,6 +10,11 @@ import json
 import re
 import subprocess
 
+from .case import LAST_STEPS, all_equal
+
+# For case.cluster.flags: what an agent must say to be judged.
+DEBUG = ["--log_level=debug"]
+
 LINE = re.compile(
     r"agent \S+: (?P<what>all ranks are there, joining|joined the run|contribution|update) "
     r"(?P<fields>.*)"
@@ -108,3 +113,30 @@ def write_history(bench, case, summaries, path):
                     file.write(json.dumps(events.pop(0)[1]) + "\n")
             for line in durable.get(number, ()):
                 file.write(line + "\n")
+
+
+def judge(bench, case, summaries):
+    """The history of a run that has ended, whose agents had DEBUG. Returns (good, what the judge
+    said)."""
+    case.cluster.stop()
+    file = case.folder / "history"
+    write_history(bench, case, summaries, file)
+    done = subprocess.run(
+        [bench.bazel_bin / "tests/history/check_history", file, "complete"]
+        + [str(case.settings["local_steps"])],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode == 0, done.stdout.strip() + done.stderr.strip()
+
+
+def aftermath(bench, case, last_steps=LAST_STEPS):
+    """Lets a run end whose processes nobody was allowed to end: replicas must be equal, the history
+    exact (I1 to I4), and no process have been started again (I5). Returns whether that holds."""
+    restarts = sum(case.run.restarts.values())  # at the end an agent is gone before its trainers
+    summaries = case.wind_up(last_steps)
+    exact, said = judge(bench, case, summaries)
+    equal = all_equal(summaries)
+    bench.say(f"afterwards: replicas equal: {equal}; restarts: {restarts}; history: {said}")
+    return equal and exact and restarts == 0

@@ -20,9 +20,18 @@ CHUNK_BYTES = 16 * 1024
 class Link:
     """Listens on a port of its own; `port` is where it leads to, and may be set later."""
 
-    def __init__(self, port=None, up_bytes_per_s=None, delay_s=0.0):
-        """`delay_s`: of everything that passes, in either direction; for little that passes."""
+    def __init__(
+        self,
+        port=None,
+        up_bytes_per_s=None,
+        delay_s=0.0,
+        host="127.0.0.1",
+        listen=("127.0.0.1", 0),
+    ):
+        """`delay_s`: of everything that passes, in either direction; for little that passes.
+        `host`: where it leads to; `listen`: its own address."""
         self.port = port
+        self.host = host
         self.up_bytes_per_s = up_bytes_per_s
         self.delay_s = delay_s
         self.dead = False
@@ -35,9 +44,11 @@ class Link:
         self._free_at = 0.0
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        self._listener.bind(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(listen)
         self._listener.listen()
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listen = self._listener.getsockname()
+        self.address = f"{self._listen[0]}:{self._listen[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self):
@@ -53,8 +64,16 @@ class Link:
     def close(self):
         """The end of it."""
         self._closed = True
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # or the thread's accept would hold it open
+        except OSError:
+            pass
         self._listener.close()
         self.cut()
+
+    def again(self):
+        """A new one in the place of one that was closed."""
+        return Link(self.port, self.up_bytes_per_s, self.delay_s, self.host, self._listen)
 
     def _accept(self):
         while not self._closed:
@@ -66,7 +85,7 @@ class Link:
             self.connections += 1
             self.passed.append(0)
             try:
-                far = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+                far = socket.create_connection((self.host, self.port), timeout=5)
             except OSError:
                 near.close()
                 continue

@@ -15,9 +15,7 @@ import time
 
 from chaos import kill
 
-from .case import LIMIT_S, Case, all_equal, noise_of_three
-
-TRIO = {"a": 1, "b": 1, "c": 1}
+from .case import LIMIT_S, TRIO, Case, all_equal, noise_of_three
 
 
 def _simulate(bench, *flags):

@@ -1,4 +1,4 @@
-"""Faults of time: a coordinator that is paused, clocks that jump, links on which nothing happens.
+"""Faults of time: processes that are paused, clocks that jump, links on which nothing happens.
 
 r11   The coordinator is stopped for 30 s with a lease of 15: nobody loses its lease for that, and
       the next commit comes soon.
@@ -6,15 +6,24 @@ r40   The wall clock jumps by an hour, back by one, and to the year 2038, at the
       a node: no round notices.
 c8    A run that waits, with nothing to say on its watch for four keepalive intervals: no connection
       is made anew, and nobody is told of too many pings.
+r39   Four processes that compute without end on the same processors, with the default lease.
+suspended   All processes of a node are stopped for longer than its lease, as when its machine
+      sleeps; the node takes part again.
+pauses   Every kind of process is stopped in turn, for shorter and for longer than the lease.
 """
 
 import json
+import os
+import random
 import signal
+import subprocess
+import sys
 import time
 
 from demo_cluster import RunError
 
 from .case import Case, all_equal
+from .ledger import DEBUG, aftermath
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 # What the clock is set to, as libfaketime reads it.
@@ -147,4 +156,101 @@ def c8(bench):
     )
 
 
-CASES = {"r11": r11, "r40": r40, "c8": c8}
+def r39(bench):
+    """CPU starvation."""
+    starved_s = 12 if bench.short else 60
+    times = {"lease_ms": 0, "heartbeat_ms": 0}  # the defaults: 15 s, 3 s
+    spinners = []
+    with Case(bench, rounds=1_000_000, **times) as case:
+        case.cluster.flags["agent"] = DEBUG
+        case.start(10)
+        calm_s = case.seconds_until(lambda s=case.run.step: case.run.step > s + 50, case.run.look)
+        try:
+            for _ in range(2 * (os.cpu_count() or 1)):
+                spinners.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            step, slowest, until = case.run.step, 0.0, time.monotonic() + starved_s
+            while time.monotonic() < until:
+                seen, begin = case.run.step, time.monotonic()
+                case.seconds_until(lambda s=seen: case.run.step > s, case.run.look)
+                slowest = max(slowest, time.monotonic() - begin)
+            steps = case.run.step - step
+        finally:
+            for spinner in spinners:
+                spinner.kill()
+                spinner.wait()
+        ended = case.log().count("lease ended")
+        skipped = _skipped(case)
+        good = aftermath(bench, case)
+    bench.result(
+        "r39", good and skipped == 0 and steps > 0, ended, 0, "leases_ended",
+        spinners=len(spinners), starved_s=starved_s, step_ms=1000 * starved_s / max(1, steps),
+        step_ms_before=1000 * calm_s / 51, slowest_step_s=slowest,
+    )  # fmt: skip
+
+
+def _pause(case, names, seconds):
+    """Stops processes for so long; returns how long it takes until all nodes take part again."""
+    for name in names:
+        case.signal(name, signal.SIGSTOP)
+    case.run.wait_seconds(seconds)
+    case.run.look()
+    step, begin = case.run.step, time.monotonic()
+    passed = case.committed() if "coordinator" not in names else 0
+    for name in names:
+        case.signal(name, signal.SIGCONT)
+    passed = passed or case.committed()
+    case.seconds_until(lambda: case.run.step > step and case.committed() > passed, case.run.look)
+    case.seconds_until(lambda: all(case.is_member(n) for n in case.cluster.ranks), case.run.look)
+    return time.monotonic() - begin
+
+
+def suspended(bench):
+    """A machine that sleeps."""
+    times, lease_s = 1 if bench.short else 5, 3.0
+    draw, found = random.Random(bench.seed), []
+    with Case(bench, rounds=1_000_000, quorum=1, grace_ms=2000, deadline_ms=4000) as case:
+        case.cluster.flags["agent"] = DEBUG
+        links = {"a": case.use_link("a", delay_s=0.03)}  # so that not too many rounds pass
+        case.start(5)
+        names = [name for name in case.processes if "-b" in name]
+        for number in range(times):
+            ended, away_s = case.log().count("lease ended"), lease_s + draw.uniform(1, 10)
+            found.append(_pause(case, names, away_s))
+            slept = case.log().count("lease ended") > ended
+            bench.say(f"suspended {number}: {away_s:.1f} s (lease ended: {slept}), {found[-1]:.1f}")
+        good = aftermath(bench, case) and slept and len(links) == 1
+    bench.result(
+        "suspended", good, max(found), 10, "s",
+        processes=len(names), times=times, lease_s=lease_s, seed=bench.seed,
+    )  # fmt: skip
+
+
+def pauses(bench):
+    """Stopped processes, one kind after the other."""
+    draw, found = random.Random(bench.seed), {}
+    kinds = ["coordinator", "agent-b", "trainer-b-0", "trainer-b-1"]
+    with Case(bench, rounds=1_000_000, quorum=1, grace_ms=2000, deadline_ms=4000) as case:
+        case.cluster.flags["agent"] = DEBUG
+        case.use_link("a", delay_s=0.03)
+        case.start(5)
+        for name in kinds:
+            shorter, longer = draw.uniform(0.2, 2.5), draw.uniform(4, 5 if bench.short else 12)
+            for seconds in (shorter, longer):
+                found[f"{name}_{seconds:.1f}"] = _pause(case, [name], seconds)
+        good = aftermath(bench, case)
+    each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found.items())
+    bench.say(f"pauses: seconds until all take part after each: {each}")
+    bench.result(
+        "pauses", good, max(found.values()), 10, "s", pauses=len(found), lease_s=3.0,
+        seed=bench.seed,
+    )  # fmt: skip
+
+
+CASES = {
+    "r11": r11,
+    "r40": r40,
+    "c8": c8,
+    "r39": r39,
+    "suspended": suspended,
+    "pauses": pauses,
+}
