@@ -339,11 +339,11 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest&
                                                              const v1::CodecSpec& codec) const {
   ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(manifest, codec));
   const auto grid = std::make_shared<const Grid>(std::move(made));
-  // So every member has room for its contribution, and none can wait for another's. A chunk has a
+  // So every member has room for its contribution to the round that commits next, and none can wait
+  // for another's. A chunk has a
   // value at least (where any travel), which may be a byte: what is too large by that is refused
   // before its sizes are added up.
-  const uint64_t shares = nodes_.size() * (1 + spec_.overlap());  // rounds under way at once
-  const uint64_t bytes_max = kOpenContributionBytesMax / shares;
+  const uint64_t bytes_max = pieces_.limits().total() / nodes_.size();
   const bool sends = codec.kind() != v1::CODEC_KIND_NONE && !RowsOfTensors(codec);
   const bool in_format =
       codec.kind() == v1::CODEC_KIND_NUMBERS || SendsRows(codec) || SendsGapCoded(codec);
@@ -351,14 +351,15 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest&
   const uint64_t bytes_min = sends ? grid->chunks() * chunk_min : 0;
   absl::optional<ContributionSizes> sizes;
   if (bytes_min <= bytes_max) sizes.emplace(grid);
-  if (!sizes.has_value() || sizes->total() > bytes_max) {
+  const uint64_t bytes = sizes.has_value() ? sizes->total() : bytes_min;
+  if (!sizes.has_value() || NeedBytes(bytes) > bytes_max) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
-            "a contribution to this model has ", sizes.has_value() ? "" : "at least ",
-            sizes.has_value() ? sizes->total() : bytes_min, " bytes, ", nodes_.size(), " nodes ",
-            spec_.overlap() == 0 ? "" : "with overlap ", "need ", shares,
-            " times that; the limit is ", kOpenContributionBytesMax,
-            ". Lower codec.matrix_density or codec.vector_density (CODEC_KIND_DENSE sends all)")),
+            "a contribution to this model has ", sizes.has_value() ? "" : "at least ", bytes,
+            " bytes and needs ", NeedBytes(bytes), ", ", nodes_.size(),
+            " nodes need that each; the limit of the coordinator is ", pieces_.limits().total(),
+            " bytes (--contribution_memory_mib and --spool_mib). Raise it, or lower "
+            "codec.matrix_density or codec.vector_density (CODEC_KIND_DENSE sends all)")),
         "OPEN_CONTRIBUTION_BYTES");
   }
   return std::make_shared<const Model>(

@@ -5,18 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/limits.h"
 #include "base/status_macros.h"
 #include "transport/errors.h"
 
 namespace isthmus {
 namespace {
-
-// A held piece costs this much beside its bytes (map node, shared pointer, string), so that many
-// tiny pieces are counted as what they take.
-constexpr size_t kPieceOverheadBytes = 256;
-
-size_t Cost(const HeldPiece& piece) { return piece.bytes->size() + kPieceOverheadBytes; }
 
 absl::Status CheckSameSize(const std::string& node, const Contribution& held,
                            const ContributionSize& size) {
@@ -31,8 +24,7 @@ absl::Status CheckSameSize(const std::string& node, const Contribution& held,
 
 }  // namespace
 
-Aggregator::Aggregator(std::shared_ptr<const Grid> grid, size_t bytes_max)
-    : grid_(std::move(grid)), bytes_max_(bytes_max) {}
+Aggregator::Aggregator(std::shared_ptr<const Grid> grid) : grid_(std::move(grid)) {}
 
 absl::Status Aggregator::Begin(const std::string& node, uint64_t attempt,
                                const ContributionSize& size) {
@@ -68,16 +60,7 @@ absl::Status Aggregator::Add(const std::string& node, uint64_t attempt, HeldPiec
   bool same = false;
   ISTHMUS_RETURN_IF_ERROR(CheckOverlap(node, held, piece, &same));
   if (same) return absl::OkStatus();
-  if (Cost(piece) > bytes_max_ - bytes_) {
-    return WithRetryAfterMs(
-        WithReason(absl::ResourceExhaustedError(
-                       absl::StrCat("open contributions hold ", bytes_, " bytes, a piece of ",
-                                    Cost(piece), " more would pass the limit of ", bytes_max_,
-                                    "; try again when the round has committed")),
-                   "OPEN_CONTRIBUTION_BYTES"),
-        kRetryAfterMs);
-  }
-  bytes_ += Cost(piece);
+  bytes_ += piece.bytes->size();
   held.bytes += piece.bytes->size();
   ISTHMUS_CHECK(held.ranges.Add(piece.first_chunk, piece.end_chunk));
   const uint64_t first_chunk = piece.first_chunk;
@@ -104,6 +87,14 @@ absl::Status Aggregator::CheckOverlap(const std::string& node, const Contributio
                         " chunks, overlaps another piece that is held; send pieces again as they "
                         "were cut the first time")),
                     "PIECES_OVERLAP");
+}
+
+bool Aggregator::Has(const std::string& node, uint64_t attempt, const HeldPiece& piece) const {
+  const Contribution* const held = Find(node);
+  if (held == nullptr) return false;
+  if (held->attempt != attempt) return held->complete;
+  bool same = false;
+  return CheckOverlap(node, *held, piece, &same).ok() && same;
 }
 
 const Contribution* Aggregator::Find(const std::string& node) const {
@@ -140,7 +131,7 @@ void Aggregator::Discard(const std::string& node) {
 void Aggregator::Remove(const std::string& node) {
   const auto found = contributions_.find(node);
   if (found == contributions_.end()) return;
-  for (const auto& [first, piece] : found->second.pieces) bytes_ -= Cost(piece);
+  for (const auto& [first, piece] : found->second.pieces) bytes_ -= piece.bytes->size();
   contributions_.erase(found);
 }
 

@@ -37,8 +37,7 @@ struct Contribution {
 
 class Aggregator {
  public:
-  // `bytes_max` bounds the bytes of all pieces held, over all nodes.
-  Aggregator(std::shared_ptr<const Grid> grid, size_t bytes_max);
+  explicit Aggregator(std::shared_ptr<const Grid> grid);
 
   // Starts or resumes an attempt. A newer attempt discards an older incomplete one; a complete one
   // stands whatever comes. `size`: what went into it.
@@ -51,8 +50,10 @@ class Aggregator {
   //   ALREADY_EXISTS       other bytes for chunks that are held
   //   INVALID_ARGUMENT     overlaps a held piece without being the same piece
   //   ABORTED              another attempt was begun meanwhile
-  //   RESOURCE_EXHAUSTED   `bytes_max`; with RetryInfo
   absl::Status Add(const std::string& node, uint64_t attempt, HeldPiece piece);
+
+  // Whether Add would take the piece without keeping it: it is held, or not needed.
+  bool Has(const std::string& node, uint64_t attempt, const HeldPiece& piece) const;
 
   // Null: nothing is held. Valid until the next call that changes something.
   const Contribution* Find(const std::string& node) const;
@@ -67,6 +68,7 @@ class Aggregator {
   // Drops what is held of a node, complete or not: it was evicted.
   void Remove(const std::string& node);
 
+  // Of all pieces held.
   size_t bytes() const { return bytes_; }
 
  private:
@@ -74,7 +76,6 @@ class Aggregator {
                             const HeldPiece& piece, bool* same) const;
 
   std::shared_ptr<const Grid> grid_;
-  size_t bytes_max_;
   size_t bytes_ = 0;
   std::map<std::string, Contribution> contributions_;
 };

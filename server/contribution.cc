@@ -29,6 +29,17 @@ absl::Status CheckMagnitudes(const Grid& grid, uint64_t chunk, const Components&
 
 }  // namespace
 
+std::shared_ptr<const absl::string_view> InMemory(std::string bytes) {
+  struct Held {
+    std::string bytes;
+    absl::string_view view;
+  };
+  const auto held = std::make_shared<Held>();
+  held->bytes = std::move(bytes);
+  held->view = held->bytes;
+  return {held, &held->view};
+}
+
 ContributionSizes::ContributionSizes(std::shared_ptr<const Grid> grid) : grid_(std::move(grid)) {
   before_block_.emplace_back();
   for (const Block& block : grid_->blocks()) {
@@ -55,7 +66,7 @@ ByteRange ContributionSizes::Bytes(uint64_t begin, uint64_t end) const {
 
 absl::StatusOr<HeldPiece> CheckContributionPiece(const Grid& grid, std::string bytes) {
   HeldPiece held;
-  held.bytes = std::make_shared<const std::string>(std::move(bytes));
+  held.bytes = InMemory(std::move(bytes));
   ISTHMUS_ASSIGN_OR_RETURN(const PieceView piece, OpenPiece(grid, *held.bytes));
   const v1::PayloadCodec layout = ContributionLayout(grid.codec());
   if (piece.codec != layout) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "spec/grid.h"
 #include "spec/piece.h"
@@ -36,13 +37,16 @@ class ContributionSizes {
 
 // A piece that was checked. The bytes never change, so they are shared without a lock.
 struct HeldPiece {
-  std::shared_ptr<const std::string> bytes;
+  std::shared_ptr<const absl::string_view> bytes;  // in memory, or in a file (piece_keeper.h)
   uint64_t first_chunk = 0;
   uint64_t end_chunk = 0;
   uint32_t first_block = 0;
   // Where in `bytes` its part of each block begins, from that of first_block on; at last its size.
   std::vector<uint32_t> block_at;
 };
+
+// The bytes as a piece holds them, in memory.
+std::shared_ptr<const absl::string_view> InMemory(std::string bytes);
 
 // Calls visit(first chunk, end chunk, their coded bytes) for what the chunks of a block of `grid`
 // are in of `pieces`, which were checked, ascend and cover them.
@@ -58,7 +62,7 @@ void ForEachPart(const Grid& grid, const std::vector<HeldPiece>& pieces, const B
     ISTHMUS_CHECK(piece != pieces.end() && piece->first_chunk <= begin);
     const uint64_t part_end = std::min(end, piece->end_chunk);
     const uint32_t* at = piece->block_at.data() + (number - piece->first_block);
-    visit(begin, part_end, absl::string_view(*piece->bytes).substr(at[0], at[1] - at[0]));
+    visit(begin, part_end, piece->bytes->substr(at[0], at[1] - at[0]));
     begin = part_end;
   }
 }

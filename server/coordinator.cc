@@ -139,7 +139,8 @@ Coordinator::Coordinator(CoordinatorOptions options)
       started_ms_(clock_->NowMs()),
       machine_(SettingsOf(spec_)),
       snapshot_plan_(MembersSnapshotEvery(spec_, snapshot_every_), Rounds(spec_)),
-      history_(options.history) {
+      history_(options.history),
+      pieces_(options.contributions, static_cast<size_t>(spec_.nodes_size()), options.spool_dir) {
   for (const v1::NodeSpec& node : spec_.nodes()) nodes_[node.name()];
 }
 
@@ -173,6 +174,7 @@ void Coordinator::CarryOutLocked(const OpenRound& effect) {
   snapshot_every_ = SnapshotEvery(revisions_.SpecOf(effect.round), store_->limits());
   snapshot_plan_.SetEvery(MembersSnapshotEvery(spec_, snapshot_every_));
   aggregators_[effect.round] = MakeAggregatorLocked();
+  ReserveSharesLocked();
   LogDebug("round opened", {{"round", absl::StrCat(effect.round)},
                             {"members", absl::StrJoin(effect.members, ",")},
                             {"run", spec_.run()}});
@@ -207,6 +209,7 @@ void Coordinator::CarryOutLocked(const CommitRound& effect) {
 void Coordinator::CarryOutLocked(const PublishRound& effect) {
   ISTHMUS_CHECK(persisted_ != nullptr && persisted_->record.round() == effect.round);
   aggregators_.erase(effect.round);
+  ReserveSharesLocked();
   history_.Committed(persisted_->record.payload_bytes(), persisted_->record.sha256(), NowLocked());
   last_update_sha256_ = persisted_->record.sha256();
   if (const auto* plan = snapshot_plan_.plan(); plan != nullptr && plan->round() == effect.round) {

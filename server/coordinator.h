@@ -42,6 +42,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
+#include "base/limits.h"
 #include "isthmus/v1/admin.pb.h"
 #include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
@@ -51,6 +52,7 @@
 #include "server/hosted_model.h"
 #include "server/monitor_facts.h"
 #include "server/monitor_history.h"
+#include "server/piece_keeper.h"
 #include "server/round.h"
 #include "server/snapshot_plan.h"
 #include "server/spec_revisions.h"
@@ -62,9 +64,11 @@
 namespace isthmus {
 
 struct CoordinatorOptions {
-  v1::RunSpec spec;               // complete, as ReadRunSpecFile gives it
-  std::shared_ptr<Store> store;   // what it holds is gone on with
-  std::string scratch_dir;        // of a hosted model (server/hosted_model.h); empty: memory
+  v1::RunSpec spec;              // complete, as ReadRunSpecFile gives it
+  std::shared_ptr<Store> store;  // what it holds is gone on with
+  std::string scratch_dir;       // of a hosted model (server/hosted_model.h); empty: memory
+  BudgetLimits contributions = {kOpenContributionBytesMax, 0};  // to open rounds
+  std::string spool_dir;          // where they go beyond memory (server/piece_keeper.h); empty: not
   const Clock* clock = nullptr;   // null: the monotonic clock; else outlives the coordinator
   int fold_threads = 0;           // 0: one a core
   HistoryLimits history;          // of what is kept for operators
@@ -381,6 +385,8 @@ class Coordinator final : public RoundHost {
   void NoteOpenedLocked(const OpenRound& effect);
   void NoteChangeLocked(const std::string& node, bool left);
   std::shared_ptr<Aggregator> MakeAggregatorLocked() const;
+  static uint64_t NeedBytes(uint64_t contribution_bytes);
+  void ReserveSharesLocked();
   // Bytes of the node's contribution to the round that is to commit next.
   uint64_t ReceivedLocked(const std::string& node) const;
   void NoteRefusalLocked(const std::string& node, uint64_t round, v1::NodeOutcome outcome,
@@ -439,6 +445,7 @@ class Coordinator final : public RoundHost {
   bool cause_told_ = false;       // to those who watch rounds
   RoundHistory history_;          // has a lock of its own, taken after mutex_ or alone
   StoreTrail store_trail_;        // the same
+  PieceKeeper pieces_;            // the same; of contributions to open rounds
   uint64_t watches_dropped_ = 0;  // because their watchers fell behind
 
   std::thread commit_thread_;

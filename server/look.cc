@@ -24,6 +24,7 @@ RunFacts Coordinator::Look() const {
   if (halted_.ok() && RoundWithoutRoomLocked() != 0) facts.stopped = FullSentenceLocked();
   facts.store = store_trail_.Look();
   facts.watches_dropped = watches_dropped_;
+  facts.budget = pieces_.Look();
   facts.last_update_sha256 = last_update_sha256_;
   facts.nodes.reserve(nodes_.size());
   for (const auto& [name, node] : nodes_) {
@@ -69,8 +70,17 @@ void Coordinator::NoteOpenedLocked(const OpenRound& effect) {
 }
 
 std::shared_ptr<Aggregator> Coordinator::MakeAggregatorLocked() const {
-  return std::make_shared<Aggregator>(model_->grid,
-                                      kOpenContributionBytesMax / (1 + spec_.overlap()));
+  return std::make_shared<Aggregator>(model_->grid);
+}
+
+// What a contribution of so many bytes may need while it is held: pieces have headers and a cost of
+// their own, and are cut as the node likes.
+uint64_t Coordinator::NeedBytes(uint64_t contribution_bytes) {
+  return contribution_bytes + contribution_bytes / 8 + (uint64_t{64} << 10);
+}
+
+void Coordinator::ReserveSharesLocked() {
+  pieces_.SetOldest(machine_.committed_round() + 1, NeedBytes(model_->sizes.total()));
 }
 
 uint64_t Coordinator::ReceivedLocked(const std::string& node) const {

@@ -28,6 +28,7 @@
 #include "base/log.h"
 #include "base/main_flags.h"
 #include "server/admin_service.h"
+#include "server/contribution_budget.h"
 #include "server/monitor_service.h"
 #include "server/reflection.h"
 #include "server/rocks_store.h"
@@ -49,6 +50,12 @@ ABSL_FLAG(uint64_t, keep_rounds, isthmus::kStoredRoundsDefault,
           "checkpoint (more in deterministic mode: back to the oldest checkpoint)");
 ABSL_FLAG(uint64_t, keep_bytes, isthmus::kStoredBytesDefault,
           "the same in bytes; whichever is less. In memory at most 512 MiB");
+ABSL_FLAG(uint64_t, contribution_memory_mib, isthmus::kContributionMemoryMibDefault,
+          "contributions to open rounds stay in memory up to this, for each run; beyond it they go "
+          "to a spool file");
+ABSL_FLAG(uint64_t, spool_mib, isthmus::kSpoolMibDefault,
+          "size of the spool file, in the run's folder below --state_dir (without one there is "
+          "none); beyond it nodes are told to try again");
 ABSL_FLAG(
     std::string, check_store, "",
     "verify the state folder DIR, say what is in it, and end: 0 where all of it holds, else 1");
@@ -86,6 +93,13 @@ absl::Status CheckFlags() {
   if (absl::GetFlag(FLAGS_keep_rounds) == 0 || absl::GetFlag(FLAGS_keep_bytes) == 0) {
     return absl::InvalidArgumentError(
         "--keep_rounds and --keep_bytes are at least 1; the last update is always kept");
+  }
+  const uint64_t memory = absl::GetFlag(FLAGS_contribution_memory_mib);
+  const uint64_t spool = absl::GetFlag(FLAGS_spool_mib);
+  if (memory == 0 || memory > kBudgetMibMax || spool > kBudgetMibMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--contribution_memory_mib is ", memory, " and --spool_mib ", spool,
+                     "; the first is 1 to ", kBudgetMibMax, ", the second 0 to that"));
   }
   return CheckLogLevel(absl::GetFlag(FLAGS_log_level));
 }
@@ -151,6 +165,8 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
   options.spec = std::move(spec);
   options.state_dir = absl::GetFlag(FLAGS_state_dir);
   options.open_store = OpenStore;
+  options.contributions = {absl::GetFlag(FLAGS_contribution_memory_mib) << 20,
+                           absl::GetFlag(FLAGS_spool_mib) << 20};
   const absl::StatusOr<std::unique_ptr<Runs>> runs = Runs::Start(std::move(options));
   if (!runs.ok()) return Fail(1, runs.status().message());
 

@@ -13,6 +13,7 @@
 #include "isthmus/v1/monitor.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "isthmus/v1/storage.pb.h"
+#include "server/contribution_budget.h"
 #include "server/round.h"
 #include "server/store_trail.h"
 
@@ -54,6 +55,7 @@ struct RunFacts {
   std::vector<v1::StoredRevision> coming;  // that hold in later rounds, ascending
   std::string stopped;             // why the run stands still, if no node can change it; else empty
   StoreLook store;                 // what writes have come to
+  BudgetLook budget;               // of contributions
   uint64_t watches_dropped = 0;    // because their watchers fell behind
   std::string last_update_sha256;  // of the last committed round's record
   std::vector<NodeFacts> nodes;    // ascending by name

@@ -83,6 +83,13 @@ void SetBudgets(const RunFacts& facts, v1::Run* run) {
   v1::Budgets* const budgets = run->mutable_budgets();
   budgets->set_disk_full(facts.store.full);
   budgets->set_disk_full_count(facts.store.times_full);
+  const BudgetLook& budget = facts.budget;
+  budgets->set_memory_bytes(budget.memory_bytes);
+  budgets->set_memory_bytes_max(budget.limits.memory_bytes);
+  budgets->set_spool_bytes(budget.spool_bytes);
+  budgets->set_spool_bytes_max(budget.limits.spool_bytes);
+  budgets->set_spooled_pieces(budget.spooled_pieces);
+  budgets->set_pushed_back_pieces(budget.pushed_back_pieces);
   budgets->set_watches_dropped(facts.watches_dropped);
   v1::WriteTimes* const times = run->mutable_write_times();
   for (const uint32_t end : kStoreWriteBucketsMs) times->add_up_to_ms(end);

@@ -20,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kRunsFolder[] = "runs";
+constexpr char kSpoolFolder[] = "spool";
 // What every database of ours has.
 constexpr char kStoreMark[] = "CURRENT";
 // Of a folder on its way out; no run has such a name.
@@ -144,6 +145,8 @@ absl::Status Runs::StartRun(const v1::RunSpec& spec, std::shared_ptr<Store> stor
   options.spec = spec;
   options.store = std::move(store);
   options.scratch_dir = dir;
+  options.contributions = options_.contributions;
+  if (!dir.empty()) options.spool_dir = (fs::path(dir) / kSpoolFolder).string();
   ISTHMUS_ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> started,
                            Coordinator::Start(std::move(options)));
   for (const std::string& warning : SpecWarnings(spec)) {

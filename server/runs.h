@@ -17,6 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "base/limits.h"
+#include "server/contribution_budget.h"
 #include "server/run_finder.h"
 #include "server/store.h"
 #include "transport/round_host.h"
@@ -27,6 +29,8 @@ struct RunsOptions {
   absl::optional<v1::RunSpec> spec;  // of the run that is there in any case; complete
   std::string state_dir;             // empty: runs are kept in memory only
   StoreLimits limits;                // of each store
+  // Of each run's contributions to open rounds; there is a spool file where there is a state_dir.
+  BudgetLimits contributions = {kOpenContributionBytesMax, 0};
   // Opens the store in a folder (empty: in memory).
   std::function<absl::StatusOr<std::unique_ptr<Store>>(const std::string& dir)> open_store;
 };

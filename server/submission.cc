@@ -61,6 +61,7 @@ class Coordinator::Submission final : public SubmissionSink {
 
  private:
   absl::StatusOr<HeldPiece> Check(std::string bytes) const;
+  absl::Status Keep(HeldPiece* piece, bool* has);
   absl::Status Take(HeldPiece piece);
   absl::StatusOr<std::string> Digest(const v1::SubmitEnd& end) const;
   absl::Status CheckRangesLocked() const;
@@ -286,8 +287,29 @@ absl::Status Coordinator::Submission::AddPiece(std::string bytes) {
   const DeliverAfter deliver(coordinator_);
   absl::StatusOr<HeldPiece> piece = Check(std::move(bytes));  // without the lock: it takes long
   if (!piece.ok()) return Refuse(piece.status());
+  bool has = false;
+  const absl::Status kept = Keep(&*piece, &has);
+  if (!kept.ok() || has) return kept;
   const absl::Status taken = Take(*std::move(piece));
   return taken.ok() ? taken : Refuse(taken);
+}
+
+// Where there is room for it, if it is not here already. Without the lock: it may go to a file.
+absl::Status Coordinator::Submission::Keep(HeldPiece* piece, bool* has) {
+  const std::string& node = header_.node();
+  {
+    std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+    ISTHMUS_RETURN_IF_ERROR(StillWantedLocked());
+    *has = aggregator_->Has(node, header_.attempt(), *piece);
+    if (*has) coordinator_->StepLocked(NodeHeard{node});
+  }
+  if (*has) return absl::OkStatus();
+  const absl::Status kept = coordinator_->pieces_.Keep(node, header_.round(), piece);
+  if (kept.ok()) return kept;
+  std::lock_guard<std::mutex> lock(coordinator_->mutex_);
+  coordinator_->StepLocked(NodeHeard{node});
+  coordinator_->StepLocked(NodePushedBack{node, header_.round()});
+  return kept;
 }
 
 absl::StatusOr<HeldPiece> Coordinator::Submission::Check(std::string bytes) const {

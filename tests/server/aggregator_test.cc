@@ -44,7 +44,7 @@ TEST(Fold, SameBytesForEveryArrivalOrderCutAndThreadCount) {
     std::vector<std::string> first;
     for (int threads : {1, 2, 7}) {
       // Nodes arrive in any order, pieces in any order and cut in another way each time.
-      Aggregator aggregator(grid, size_t{1} << 30);
+      Aggregator aggregator(grid);
       std::vector<size_t> order(count);
       std::iota(order.begin(), order.end(), size_t{0});
       std::shuffle(order.begin(), order.end(), random);
@@ -135,7 +135,7 @@ TEST(CheckContributionPiece, RefusesWhatIsNotSound) {
 class AggregatorTest : public ::testing::Test {
  protected:
   std::shared_ptr<const Grid> grid_ = TestGrid();
-  Aggregator aggregator_{grid_, size_t{1} << 30};
+  Aggregator aggregator_{grid_};
 };
 
 TEST_F(AggregatorTest, TheSamePieceAgainIsFineOtherBytesAreNot) {
@@ -186,18 +186,6 @@ TEST_F(AggregatorTest, ACompleteContributionStands) {
   EXPECT_EQ(aggregator_.Find("a")->attempt, 1u);
   EXPECT_EQ(aggregator_.Find("a")->digest, "digest");
   EXPECT_EQ(aggregator_.bytes(), bytes);
-}
-
-TEST_F(AggregatorTest, BytesAreLimited) {
-  const auto pieces = Checked(*grid_, RandomContribution(*grid_, 1));
-  Aggregator small(grid_, pieces[0].bytes->size() + 300);
-  ASSERT_TRUE(small.Begin("a", 1).ok());
-  ASSERT_TRUE(small.Add("a", 1, pieces[0]).ok());
-  const absl::Status status = small.Add("a", 1, pieces[1]);
-  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-  EXPECT_GT(RetryAfterMsOf(status), 0);
-  small.Discard("a");
-  EXPECT_EQ(small.bytes(), 0u);
 }
 
 }  // namespace

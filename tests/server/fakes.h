@@ -169,7 +169,7 @@ class FakeNode {
       header.set_steps(StepAfterRound(*outer_, round) - StepAfterRound(*outer_, round - 1));
     }
     header.set_payload_bytes(BytesOf(pieces));
-    header.set_acknowledged_round(round - 1);
+    header.set_acknowledged_round(header.base_round());
     v1::ChunkRange* all = header.add_ranges();
     all->set_end(grid_->chunks());
     return header;
@@ -270,8 +270,7 @@ struct TestCoordinator {
                         history) {}
   // Goes on with what the store holds.
   TestCoordinator(const v1::RunSpec& spec, std::shared_ptr<Store> store,
-                  const HistoryLimits& history = HistoryLimits()) {
-    CoordinatorOptions options;
+                  const HistoryLimits& history = HistoryLimits(), CoordinatorOptions options = {}) {
     options.spec = spec;
     options.store = std::move(store);
     options.clock = &clock;

@@ -108,7 +108,7 @@ TEST(RowsFold, SizesAreSumsOverChunks) {
 
 TEST(RowsFold, RefusesWhatIsNotSound) {
   const auto grid = RowsGrid(v1::NUMBER_FORMAT_F32, v1::METHOD_RULES_ISTHMUS);
-  const std::string good = *PiecesOf(*grid, RandomValues(*grid, 1), 500).front().bytes;
+  const std::string good(*PiecesOf(*grid, RandomValues(*grid, 1), 500).front().bytes);
   const auto check = [&](std::string bytes) {
     return CheckContributionPiece(*grid, Resealed(std::move(bytes))).status();
   };

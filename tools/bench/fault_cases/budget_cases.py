@@ -1,14 +1,20 @@
 """What is held for others is bounded: readers who stop, contributions that are too many.
 
 r23   A node stops reading its updates, and goes on later.
+r38   The coordinator has 256 MiB (a cgroup), and contributions to open rounds are more than that.
 """
 
+import contextlib
 import itertools
 import json
 import math
+import os
+import pathlib
 import signal
 
-from .case import Case
+from demo_cluster import RunError
+
+from .case import Case, state_of, undisturbed
 
 TRIO = {"a": 1, "b": 1, "c": 1}
 MIB = 1 << 20
@@ -92,4 +98,91 @@ def r23(bench):
     )
 
 
-CASES = {"r23": r23}
+CAP_MIB = 256
+CGROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+# 20 MB a contribution: three nodes with three rounds under way send 180 MB.
+HEAVY = "layers: 1 heads: 2 width: 640 context: 32"
+MEMORY_MIB = 16
+# With the memory, what three contributions need for the round that commits next and a bit.
+SPOOL_MIB = 64
+
+
+class NoCgroup(RunError):
+    """Here no memory cgroup can be made."""
+
+
+@contextlib.contextmanager
+def _memory_cap(mib):
+    """A cgroup (v1) with so much memory; gives its folder."""
+    group = CGROUPS / f"isthmus-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(mib * MIB))
+    except OSError as error:
+        raise NoCgroup(
+            f"cannot make a memory cgroup in {CGROUPS} (root's right): {error}"
+        ) from error
+    try:
+        yield group
+    finally:
+        group.rmdir()
+
+
+def _kills_in(group):
+    """How often a process of a cgroup was killed for want of memory."""
+    words = (group / "memory.oom_control").read_text().split()
+    return int(words[words.index("oom_kill") + 1])
+
+
+def r38(bench):
+    """A cap on the coordinator's memory."""
+    try:
+        with _memory_cap(CAP_MIB) as group:
+            _r38(bench, group)
+    except NoCgroup as error:
+        if not bench.short:
+            raise
+        bench.say(f"r38 is skipped: {error}")
+
+
+def _r38(bench, group):
+    rounds = 12 if bench.short else 60
+    settings = {"ranks": TRIO, "rounds": rounds, "preset": "full", "model": HEAVY}
+    settings["more"] = "overlap: 2"
+    expected = state_of(undisturbed(bench, **settings))
+    with Case(bench, **settings) as case:
+        case.cluster.flags["coordinator"] = [
+            f"--contribution_memory_mib={MEMORY_MIB}",
+            f"--spool_mib={SPOOL_MIB}",
+        ]
+        enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+        case.cluster.under["coordinator"] = ["sh", "-c", enter, "sh"]
+        case.start()
+        coordinator = case.processes["coordinator"]
+        most, budgets = 0, {}
+        while coordinator.poll() is None and not case.run.finished():
+            case.run.look()
+            show = case.show()
+            most = max(most, rss_bytes(coordinator))
+            budgets = show.get("budgets", budgets)
+        killed = _kills_in(group)
+        summaries = case.finish()
+    equal = state_of(summaries) == expected and expected != ""
+    pushed_back = int(budgets.get("pushedBackPieces", 0))
+    bench.result(
+        "r38",
+        equal and killed == 0,
+        most / MIB,
+        CAP_MIB,
+        "MiB",
+        pushed_back > 0 and int(budgets.get("spooledPieces", 0)) > 0,
+        rounds=rounds,
+        contribution_bytes=int(show["contributionBytes"]),
+        spooled_pieces=int(budgets.get("spooledPieces", 0)),
+        pushed_back_pieces=pushed_back,
+        killed=killed,
+        params_equal=equal,
+    )
+
+
+CASES = {"r23": r23, "r38": r38}
