@@ -14,10 +14,11 @@ Backoff::Backoff(uint64_t seed, int first_ms, int max_ms)
 
 int64_t Backoff::NextDelayMs(int64_t at_least_ms, int64_t spread_ms) {
   const int64_t half = current_ms_ / 2;
-  std::uniform_int_distribution<int64_t> spread(0, current_ms_ - half);
+  const int64_t jitter = current_ms_ - half;
+  std::uniform_int_distribution<int64_t> spread(0, jitter);
   const int64_t delay = half + spread(random_);
   current_ms_ = std::min<int64_t>(int64_t{2} * current_ms_, max_ms_);
-  std::uniform_int_distribution<int64_t> more(0, spread_ms);
+  std::uniform_int_distribution<int64_t> more(0, std::max<int64_t>(0, spread_ms - jitter));
   if (delay >= at_least_ms) return delay + more(random_);
   // Callers that were told the same delay must not all come back at once.
   return at_least_ms + spread(random_) / 2 + more(random_);

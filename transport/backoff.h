@@ -12,8 +12,8 @@ namespace isthmus {
 class Backoff {
  public:
   explicit Backoff(uint64_t seed, int first_ms = kBackoffFirstMs, int max_ms = kBackoffMaxMs);
-  // Delay before the next try, at least `at_least_ms` (a server's RetryInfo). To it comes a random
-  // time up to `spread_ms`, over which those that try at the same moment are spread.
+  // Delay before the next try, at least `at_least_ms` (a server's RetryInfo). Those that try
+  // at the same moment are spread over `spread_ms` at least; by longer delays they are anyway.
   int64_t NextDelayMs(int64_t at_least_ms = 0, int64_t spread_ms = 0);
   // After a success.
   void Reset();

@@ -124,6 +124,11 @@ TEST(BackoffTest, ManyCallersAreSpread) {
   EXPECT_LT(least, 1400);
   EXPECT_GT(most, 2600);
   EXPECT_LE(most, 3100);
+  // No delay becomes longer than the longest.
+  for (int i = 0; i < 200; ++i) {
+    if (i % 10 == 0) backoff.Reset();
+    EXPECT_LE(backoff.NextDelayMs(0, 2500), 5000);
+  }
 }
 
 TEST(BackoffTest, TwoCallersDoNotKeepStep) {

@@ -78,15 +78,17 @@ def events(log):
     return [(what.split()[1], one, names.split(",")) for what, one, names in found]
 
 
-def _longest(log):
-    """Seconds from the opening of a round to its commit, at most."""
+def _longest(log, begin):
+    """Seconds from the opening of a round to its commit, at most; of rounds committed behind
+    `begin`, a place in the log."""
     opened, longest = {}, 0.0
     pattern = r"^(\S+) \S+ coordinator: round (opened|committed) round=(\d+)"
-    for stamp, what, number in re.findall(pattern, log, re.MULTILINE):
+    for match in re.finditer(pattern, log, re.MULTILINE):
+        stamp, what, number = match.groups()
         at = datetime.datetime.fromisoformat(stamp)
         if what == "opened":
             opened[number] = at
-        elif number in opened:
+        elif match.start() >= begin:
             longest = max(longest, (at - opened[number]).total_seconds())
     return longest
 
@@ -122,7 +124,7 @@ def _cut_off(bench, case, direction):
     cut, passed = time.monotonic(), case.committed()
     # One round may have had all contributions.
     case.seconds_until(lambda: case.committed() > passed + 1, case.run.look)
-    closed_s = _longest(case.log()[begin:])
+    closed_s = _longest(case.log(), begin)
     case.seconds_until(lambda: "lease ended: the node was not" in case.log()[begin:])
     left_s = time.monotonic() - cut
     case.seconds_until(lambda: "the coordinator at" in case.log("agent-b")[said:], case.run.look)
@@ -290,7 +292,7 @@ def _slow_node(bench, rounds):
         case.box.set("c", rate_mbit=1)
         begin = len(case.log())
         case.step(case.committed() + 2 + rounds)
-        slowest = _longest(case.log()[begin:])
+        slowest = _longest(case.log(), begin)
         without_c = sum(what == "committed" and "c" not in n for what, _, n in events(case.log()))
         case.box.set("c", rate_mbit=100)
         good = aftermath(bench, case, LAST_SLOW)
