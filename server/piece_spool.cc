@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kFileName[] = "pieces";
+constexpr uint64_t kPageBytes = 4096;
 
 absl::Status NotWritten(const std::string& dir, const std::string& why) {
   return absl::ResourceExhaustedError(
@@ -38,6 +39,17 @@ class PieceSpool::File {
   ~File() {
     munmap(mapped_, bytes_);
     close(descriptor_);
+  }
+
+  // Gives the room of bytes that nobody needs back, but for parts of pages at their ends. Where the
+  // file system cannot, it is free with the file.
+  void Drop(absl::string_view bytes) {
+    const uint64_t begin = static_cast<uint64_t>(bytes.data() - mapped_);
+    const uint64_t first = (begin + kPageBytes - 1) / kPageBytes * kPageBytes;
+    const uint64_t end = (begin + bytes.size()) / kPageBytes * kPageBytes;
+    if (first >= end) return;
+    (void)fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(first), static_cast<off_t>(end - first));
   }
 
   uint64_t room() const { return bytes_ - end_; }
@@ -104,10 +116,15 @@ absl::StatusOr<std::shared_ptr<const absl::string_view>> PieceSpool::Write(
     return NotWritten(dir_, std::strerror(why));
   }
   struct Held {
-    std::shared_ptr<const File> file;
-    absl::string_view bytes;
+    Held(std::shared_ptr<File> in, absl::string_view written)
+        : file(std::move(in)), bytes(written) {}
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    ~Held() { file->Drop(bytes); }
+    const std::shared_ptr<File> file;
+    const absl::string_view bytes;
   };
-  const auto held = std::make_shared<const Held>(Held{file_, written});
+  const auto held = std::make_shared<const Held>(file_, written);
   return std::shared_ptr<const absl::string_view>(held, &held->bytes);
 }
 

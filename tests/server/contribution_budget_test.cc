@@ -165,6 +165,27 @@ TEST_F(PieceKeeperTest, WhereAPieceIsMakesNoDifference) {
   EXPECT_EQ(keeper.Look().spool_bytes, 0u);
 }
 
+// Pieces of many rounds share a file; what is gone takes no room in it.
+TEST_F(PieceKeeperTest, WhatIsGoneTakesNoRoomInAFileThatStays) {
+  const uint64_t before = fs::space(dir_).free;
+  PieceKeeper keeper({0, uint64_t{1} << 30}, 1, spool());
+  keeper.SetOldest(1, uint64_t{1} << 30);
+  const std::string bytes(1 << 20, 'x');
+  HeldPiece stays = Piece(bytes);
+  ASSERT_TRUE(keeper.Keep("a", 1, &stays).ok());
+  for (int i = 0; i < 200; ++i) {
+    HeldPiece goes = Piece(bytes);
+    ASSERT_TRUE(keeper.Keep("a", 1, &goes).ok());
+    ASSERT_EQ(*goes.bytes, bytes);
+  }
+  EXPECT_EQ(*stays.bytes, bytes);
+  // Others write to this disk as well.
+  std::printf(
+      "%.1f MiB of the disk in use\n",
+      (static_cast<double>(before) - static_cast<double>(fs::space(dir_).free)) / (1 << 20));
+  EXPECT_LT(keeper.Look().spool_bytes, 2u << 20);
+}
+
 TEST_F(PieceKeeperTest, BeyondBothLimitsAndWithoutADiskItIsPushedBack) {
   const std::string bytes(1000, 'x');
   {
