@@ -87,8 +87,18 @@ inline constexpr uint32_t kOverlapMax = 2;
 // that every sent and decoded value stays far inside float32.
 inline constexpr float kMomentumMax = 1e30f;
 
-// --- Memory held for others. Encoded contributions to open rounds, over all nodes.
+// --- Memory held for others. Encoded contributions to open rounds: what an agent holds of its
+// ranks.
 inline constexpr size_t kOpenContributionBytesMax = size_t{4} << 30;
+// What a coordinator holds of its nodes, for each run, in memory and beyond that in a spool file.
+// What a machine of 4 GiB can spare: 32 nodes with 32 MiB each; and what any disk has beside the
+// updates that are kept. Flags of the coordinator set others.
+inline constexpr uint64_t kContributionMemoryMibDefault = 1024;
+inline constexpr uint64_t kSpoolMibDefault = 16384;
+// 1 PiB, so that sums of bytes stay far from overflow.
+inline constexpr uint64_t kBudgetMibMax = uint64_t{1} << 30;
+// One spool file. A piece that goes leaves a hole; what is left goes with the last one.
+inline constexpr uint64_t kSpoolFileBytes = uint64_t{64} << 20;
 // Committed updates kept for nodes that are behind (until the store is on disk).
 inline constexpr size_t kKeptUpdateBytesMax = size_t{512} << 20;
 // Updates kept on disk for nodes that are behind or start again from a checkpoint: hours of a fast
@@ -119,9 +129,12 @@ inline constexpr int kSnapshotVerdictMs = 10000;
 inline constexpr int kSnapshotYieldMs = 2000;
 
 // Events queued for one watcher; beyond it the watcher is dropped with a reason and watches again.
-// An event is a shared pointer to what is kept anyway, so this bounds pointers (4 MiB), and is
-// large enough for a node that is behind by all that kKeptUpdateBytesMax keeps of a small model.
+// An event is a shared pointer to what is kept anyway, so this bounds pointers (4 MiB).
 inline constexpr size_t kWatchQueueEventsMax = size_t{1} << 18;
+// A watcher of a coordinator that lets so many bytes of updates wait is behind: it gets what waits
+// and nothing more, and watches again. With the update under way and a connection's window that is
+// what a reader who has stopped may cost, 8 MiB, where updates are of a MiB or so.
+inline constexpr size_t kWatchLagBytesMax = size_t{4} << 20;
 // Calls one connection may have open: watch, submit, heartbeat, join, and room to reconnect.
 inline constexpr int kConcurrentStreamsMax = 32;
 

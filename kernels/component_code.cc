@@ -55,12 +55,8 @@ class Room {
 };
 
 // The low four bits of up to 8 codes, the first lowest.
-uint64_t NibblesOf(const int8_t* codes, uint32_t count) {
+inline uint64_t NibblesOf(const int8_t* codes, uint32_t count) {
   uint64_t bits = 0;
-  if (count == 8) {  // a loop of known length, unrolled
-    for (uint32_t j = 0; j < 8; ++j) bits |= static_cast<uint64_t>(codes[j] & 15) << (4 * j);
-    return bits;
-  }
   for (uint32_t j = 0; j < count; ++j) bits |= static_cast<uint64_t>(codes[j] & 15) << (4 * j);
   return bits;
 }
@@ -84,7 +80,9 @@ char* PutValues(NumberFormat format, absl::Span<const float> values, BitWriter64
   writer->Put(ScaledCodes(format, values, codes.data()), kScaleBits);
   for (size_t i = 0; i < values.size(); i += 8) {
     const auto count = static_cast<uint32_t>(std::min<size_t>(8, values.size() - i));
-    writer->Put(NibblesOf(codes.data() + i, count), 4 * count);
+    const int8_t* const some = codes.data() + i;
+    // A loop of known length is unrolled.
+    writer->Put(count == 8 ? NibblesOf(some, 8) : NibblesOf(some, count), 4 * count);
   }
   return writer->Pad();
 }

@@ -20,21 +20,16 @@ constexpr uint32_t kQuarters = 6;
 // Loops of this fixed length become vectors; a chunk may have no more values.
 constexpr size_t kFew = 8;
 
+// The magnitudes of finite floats are in the order of their bits.
+uint32_t MagnitudeBits(float value) { return absl::bit_cast<uint32_t>(value) & 0x7fffffffu; }
+
 float LargestOf(absl::Span<const float> values) {
   std::array<uint32_t, kFew> lanes{};
   size_t i = 0;
   for (; i + kFew <= values.size(); i += kFew) {
-    for (size_t j = 0; j < kFew; ++j) {
-      uint32_t bits;
-      std::memcpy(&bits, &values[i + j], sizeof(bits));
-      lanes[j] = std::max(lanes[j], bits & 0x7fffffffu);
-    }
+    for (size_t j = 0; j < kFew; ++j) lanes[j] = std::max(lanes[j], MagnitudeBits(values[i + j]));
   }
-  for (; i < values.size(); ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, &values[i], sizeof(bits));
-    lanes[0] = std::max(lanes[0], bits & 0x7fffffffu);
-  }
+  for (; i < values.size(); ++i) lanes[0] = std::max(lanes[0], MagnitudeBits(values[i]));
   return absl::bit_cast<float>(*std::max_element(lanes.begin(), lanes.end()));
 }
 

@@ -340,9 +340,8 @@ absl::StatusOr<Coordinator::ModelPtr> Coordinator::MakeModel(const v1::Manifest&
   ISTHMUS_ASSIGN_OR_RETURN(Grid made, Grid::Make(manifest, codec));
   const auto grid = std::make_shared<const Grid>(std::move(made));
   // So every member has room for its contribution to the round that commits next, and none can wait
-  // for another's. A chunk has a
-  // value at least (where any travel), which may be a byte: what is too large by that is refused
-  // before its sizes are added up.
+  // for another's. A chunk has a value at least (where any travel), which may be a byte: what is
+  // too large by that is refused before its sizes are added up.
   const uint64_t bytes_max = pieces_.limits().total() / nodes_.size();
   const bool sends = codec.kind() != v1::CODEC_KIND_NONE && !RowsOfTensors(codec);
   const bool in_format =

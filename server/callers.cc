@@ -115,8 +115,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
   StepLocked(NodeAcknowledged{request.node(), request.acknowledged_round()});
   v1::HeartbeatResponse response;
   response.set_committed_round(machine_.committed_round());
-  response.set_waiting_for(RoundWithoutRoomLocked() != 0 ? FullSentenceLocked()
-                                                         : machine_.Decide(NowMs()).sentence);
+  response.set_waiting_for(WaitingForLocked());
   response.set_lease_ms(PresentSpecLocked().timing().lease_ms());
   return response;
 }

@@ -17,19 +17,14 @@
 #include <map>
 #include <string>
 
+#include "base/limits.h"
+
 namespace isthmus {
 
-// Defaults of the coordinator, for each run. What a machine of 4 GiB can spare: 32 nodes with 32
-// MiB each; and what any disk has beside the updates that are kept.
-inline constexpr uint64_t kContributionMemoryMibDefault = 1024;
-inline constexpr uint64_t kSpoolMibDefault = 16384;
-// 1 PiB, so that sums of bytes stay far from overflow.
-inline constexpr uint64_t kBudgetMibMax = uint64_t{1} << 30;
-
 struct BudgetLimits {
-  uint64_t memory_bytes = 0;
+  uint64_t memory_bytes = kContributionMemoryMibDefault << 20;
   // A piece that begins below it may end past it, so that no room is left over between the two.
-  uint64_t spool_bytes = 0;
+  uint64_t spool_bytes = kSpoolMibDefault << 20;
   uint64_t total() const { return memory_bytes + spool_bytes; }
 };
 

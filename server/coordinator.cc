@@ -489,9 +489,7 @@ size_t Coordinator::live_nodes() const {
 
 std::string Coordinator::WaitingFor() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!halted_.ok()) return StoppedSentenceLocked();
-  if (RoundWithoutRoomLocked() != 0) return FullSentenceLocked();
-  return machine_.Decide(NowMs()).sentence;
+  return WaitingForLocked();
 }
 
 }  // namespace isthmus

@@ -42,7 +42,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
-#include "base/limits.h"
 #include "isthmus/v1/admin.pb.h"
 #include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
@@ -64,10 +63,10 @@
 namespace isthmus {
 
 struct CoordinatorOptions {
-  v1::RunSpec spec;              // complete, as ReadRunSpecFile gives it
-  std::shared_ptr<Store> store;  // what it holds is gone on with
-  std::string scratch_dir;       // of a hosted model (server/hosted_model.h); empty: memory
-  BudgetLimits contributions = {kOpenContributionBytesMax, 0};  // to open rounds
+  v1::RunSpec spec;               // complete, as ReadRunSpecFile gives it
+  std::shared_ptr<Store> store;   // what it holds is gone on with
+  std::string scratch_dir;        // of a hosted model (server/hosted_model.h); empty: memory
+  BudgetLimits contributions;     // to open rounds
   std::string spool_dir;          // where they go beyond memory (server/piece_keeper.h); empty: not
   const Clock* clock = nullptr;   // null: the monotonic clock; else outlives the coordinator
   int fold_threads = 0;           // 0: one a core
@@ -331,7 +330,8 @@ class Coordinator final : public RoundHost {
 
   // watches.cc
   absl::Status CheckWatchLocked(const v1::WatchUpdatesRequest& request, ChunkRanges* ranges);
-  WatchQueue::Past PastLocked(uint64_t last_round, const ChunkRanges& watched) const;
+  WatchQueue::Past PastLocked(uint64_t last_round, std::vector<StoredUpdatePtr> first,
+                              const ChunkRanges& watched) const;
   WatchEvent StartEventLocked(const std::string& node) const;
   WatchEvent OpenedEventLocked(const std::string& node, uint64_t round) const;
   void SendOpenedLocked(const std::string& node, uint64_t round);
@@ -377,7 +377,9 @@ class Coordinator final : public RoundHost {
   absl::Status WriteHostedPieces(v1::StoredSnapshot* snapshot);
 
   // look.cc
+  // Why the run stands still, if no node can change it; else empty.
   std::string StoppedSentenceLocked() const;
+  std::string WaitingForLocked() const;
   // The commit of this round waits for room on the disk; 0: none does.
   uint64_t RoundWithoutRoomLocked() const;
   std::string FullSentenceLocked() const;

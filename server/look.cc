@@ -20,8 +20,7 @@ RunFacts Coordinator::Look() const {
   facts.rounds = revisions_.rounds();
   facts.coming = revisions_.After(present);
   facts.fork = fork_;
-  if (!halted_.ok()) facts.stopped = StoppedSentenceLocked();
-  if (halted_.ok() && RoundWithoutRoomLocked() != 0) facts.stopped = FullSentenceLocked();
+  facts.stopped = StoppedSentenceLocked();
   facts.store = store_trail_.Look();
   facts.watches_dropped = watches_dropped_;
   facts.budget = pieces_.Look();
@@ -41,7 +40,13 @@ RunFacts Coordinator::Look() const {
 }
 
 std::string Coordinator::StoppedSentenceLocked() const {
-  return absl::StrCat("the run is stopped: ", halted_.message());
+  if (!halted_.ok()) return absl::StrCat("the run is stopped: ", halted_.message());
+  return RoundWithoutRoomLocked() != 0 ? FullSentenceLocked() : "";
+}
+
+std::string Coordinator::WaitingForLocked() const {
+  std::string stopped = StoppedSentenceLocked();
+  return stopped.empty() ? machine_.Decide(NowMs()).sentence : stopped;
 }
 
 uint64_t Coordinator::RoundWithoutRoomLocked() const {

@@ -24,8 +24,6 @@ namespace isthmus {
 // A piece costs this much beside its bytes (map node, shared pointers), so that many tiny ones are
 // counted as what they take.
 inline constexpr uint64_t kPieceOverheadBytes = 256;
-// Bytes of one spool file. A piece that goes leaves a hole; what is left goes with the last one.
-inline constexpr uint64_t kSpoolFileBytes = uint64_t{64} << 20;
 
 class PieceSpool;
 

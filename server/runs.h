@@ -17,7 +17,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "base/limits.h"
 #include "server/contribution_budget.h"
 #include "server/run_finder.h"
 #include "server/store.h"
@@ -30,7 +29,7 @@ struct RunsOptions {
   std::string state_dir;             // empty: runs are kept in memory only
   StoreLimits limits;                // of each store
   // Of each run's contributions to open rounds; there is a spool file where there is a state_dir.
-  BudgetLimits contributions = {kOpenContributionBytesMax, 0};
+  BudgetLimits contributions;
   // Opens the store in a folder (empty: in memory).
   std::function<absl::StatusOr<std::unique_ptr<Store>>(const std::string& dir)> open_store;
 };

@@ -28,9 +28,11 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
   ChunkRanges watched;
   std::unique_lock<std::mutex> lock(mutex_);
   ISTHMUS_RETURN_IF_ERROR(CheckWatchLocked(request, &watched));
-  // Without the lock: it may come from the disk. Whether the first that it lacks is kept and sound.
+  // Without the lock: it may come from the disk. Also tells whether what it lacks is kept and
+  // sound.
   lock.unlock();
-  ISTHMUS_RETURN_IF_ERROR(store_->ReadAfter(request.last_round(), 1).status());
+  ISTHMUS_ASSIGN_OR_RETURN(std::vector<StoredUpdatePtr> first,
+                           store_->ReadAfter(request.last_round(), kPastBytes));
   lock.lock();
   // The rest of what was checked does not change with time.
   ISTHMUS_RETURN_IF_ERROR(CheckCallerLocked(request.run(), request.node(), request.incarnation()));
@@ -45,7 +47,7 @@ absl::StatusOr<std::shared_ptr<WatchQueue>> Coordinator::Watch(
   for (const v1::StoredRevision& revision : revisions_.After(request.last_round())) {
     queue->Push(RevisedEvent(revision));
   }
-  queue->PushPast(PastLocked(request.last_round(), watched));
+  queue->PushPast(PastLocked(request.last_round(), std::move(first), watched));
   for (const auto& [round, aggregator] : aggregators_) {
     const Standing standing = machine_.StandingIn(request.node(), round);
     const bool member = standing == Standing::kOutstanding || standing == Standing::kComplete;
@@ -106,10 +108,13 @@ absl::Status Coordinator::CheckWatchLocked(const v1::WatchUpdatesRequest& reques
   return absl::OkStatus();
 }
 
-// What was committed after `last_round` until now; one that is stored but not yet published comes
-// with its PublishRound. The queue may outlive the coordinator, and does not keep its store open.
-WatchQueue::Past Coordinator::PastLocked(uint64_t last_round, const ChunkRanges& watched) const {
-  return [weak = std::weak_ptr<const Store>(store_), watched, next = last_round + 1,
+// What was committed after `last_round` until now, of which `first` was read already; one that is
+// stored but not yet published comes with its PublishRound. The queue may outlive the coordinator,
+// and does not keep its store open.
+WatchQueue::Past Coordinator::PastLocked(uint64_t last_round, std::vector<StoredUpdatePtr> first,
+                                         const ChunkRanges& watched) const {
+  return [weak = std::weak_ptr<const Store>(store_), watched, first = std::move(first),
+          next = last_round + 1,
           last = machine_.committed_round()]() mutable -> absl::StatusOr<std::vector<WatchEvent>> {
     std::vector<WatchEvent> events;
     if (next > last) return events;
@@ -118,8 +123,8 @@ WatchQueue::Past Coordinator::PastLocked(uint64_t last_round, const ChunkRanges&
       return WithReason(absl::UnavailableError("the coordinator is shutting down"),
                         kReasonShuttingDown);
     }
-    const absl::StatusOr<std::vector<StoredUpdatePtr>> updates =
-        store->ReadAfter(next - 1, kPastBytes);
+    absl::StatusOr<std::vector<StoredUpdatePtr>> updates = std::exchange(first, {});
+    if (updates->empty()) updates = store->ReadAfter(next - 1, kPastBytes);
     if (absl::IsOutOfRange(updates.status())) {
       // A join tells what there is instead.
       return WithReason(

@@ -20,11 +20,6 @@ namespace isthmus {
 
 using WatchEvent = std::shared_ptr<const v1::WatchUpdatesResponse>;
 
-// A watcher of a coordinator that lets so many bytes of updates wait is behind: it gets what waits
-// and nothing more, and watches again. With the update under way and a connection's window that is
-// what a reader who has stopped may cost, 8 MiB, where updates are of a MiB or so.
-inline constexpr size_t kWatchLagBytesMax = size_t{4} << 20;
-
 class WatchQueue {
  public:
   // The next events of the past; none: that was all.

@@ -6,13 +6,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <functional>
 
 #include "base/limits.h"
 #include "server/rocks_store.h"
 #include "spec/section_ranges.h"
 #include "spec/state_hash.h"
+#include "tests/base/proc_status.h"
 #include "tests/server/fakes.h"
 #include "tests/server/rocks_case.h"
 
@@ -22,19 +22,6 @@ namespace {
 constexpr uint64_t kElements = 590558003;  // 2.2 GiB of float32, and an odd number of them
 constexpr uint64_t kGrowthBytesMax = uint64_t{256} << 20;
 constexpr uint64_t kPieceElements = kSnapshotPieceBytesMax / sizeof(float);
-
-// Memory of this process that no file stands behind.
-uint64_t AnonymousBytes() {
-  std::ifstream file("/proc/self/status");
-  std::string word;
-  while (file >> word) {
-    if (word != "RssAnon:") continue;
-    uint64_t kilobytes = 0;
-    file >> kilobytes;
-    return kilobytes << 10;
-  }
-  return 0;
-}
 
 // Finite values that say where they are.
 std::string ValuesOf(uint64_t begin, uint64_t end) {
@@ -79,7 +66,7 @@ class HostedLargeTest : public RocksStoreTest {
     coordinator_ = *std::move(started);
     Measure();
   }
-  void Measure() { most_ = std::max(most_, AnonymousBytes()); }
+  void Measure() { most_ = std::max(most_, ProcStatusBytes("RssAnon")); }
 
   v1::SnapshotFacts StartFacts() {
     v1::SnapshotFacts facts;
@@ -148,7 +135,7 @@ TEST_F(HostedLargeTest, CaseC3AHostedStateBeyondTwoGibibytes) {
   const auto begin = std::chrono::steady_clock::now();
   const v1::SnapshotFacts facts = StartFacts();
   ASSERT_NO_FATAL_FAILURE(StartCoordinator());
-  const uint64_t before = AnonymousBytes();
+  const uint64_t before = ProcStatusBytes("RssAnon");
   FakeNode node(coordinator_.get(), "a", &spec_);
   *node.join_request.mutable_manifest() = manifest_;
   node.join_request.set_fingerprint(facts.fingerprint());

@@ -6,13 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <fstream>
 #include <random>
 
-#include "base/crc32c.h"
 #include "base/limits.h"
+#include "tests/base/proc_status.h"
 #include "tests/server/fakes.h"
 #include "tests/server/served.h"
+#include "tests/spec/forgery.h"
 
 namespace isthmus {
 namespace {
@@ -21,11 +21,6 @@ constexpr int kBombs = 60;  // of each format
 
 void PutU32(uint32_t value, size_t at, std::string* piece) {
   for (size_t i = 0; i < 4; ++i) (*piece)[at + i] = static_cast<char>(value >> (8 * i));
-}
-
-void Seal(std::string* piece) {
-  const absl::string_view bytes(*piece);
-  PutU32(Crc32c(bytes.substr(20), Crc32c(bytes.substr(0, 16))), 16, piece);
 }
 
 // One of the ways in which a piece can be wrong.
@@ -57,16 +52,7 @@ void Spoil(std::mt19937* random, std::string* piece) {
     default:  // the layout, and how many nodes sent it
       PutU32((*random)() & 0x00ffff0fu, 4, piece);
   }
-  Seal(piece);
-}
-
-long ResidentKib(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
-  for (std::string word; file >> word;) {
-    long kib = 0;
-    if (word == "VmHWM:" && file >> kib) return kib;
-  }
-  return 0;
+  Reseal(piece);
 }
 
 std::shared_ptr<const Grid> GridWith(v1::NumberFormat format, v1::RunSpec* spec) {
@@ -80,7 +66,7 @@ struct Outcome {
   int bombs = 0;
   int refused = 0;
   int unharmed = 0;
-  long grown_kib = 0;
+  uint64_t grown_kib = 0;
 };
 
 // Node b's contribution of a round is a bomb; a's is what the round has then.
@@ -94,7 +80,10 @@ void Throw(v1::NumberFormat format, std::mt19937* random, Outcome* outcome) {
   b.JoinAndWatch();
   const auto pieces = RandomContribution(*grid, 1);
   const std::string digest = DigestOf(*grid, pieces);
-  long before = 0;
+  uint64_t before = 0;
+  const auto peak_bytes = [pid = std::to_string(served.process->pid())] {
+    return ProcStatusBytes("VmHWM", pid);
+  };
   for (uint64_t round = 1; round <= kBombs; ++round) {
     auto bomb = pieces;
     std::string& spoilt = bomb[(*random)() % bomb.size()];
@@ -114,9 +103,9 @@ void Throw(v1::NumberFormat format, std::mt19937* random, Outcome* outcome) {
     outcome->unharmed += good ? 1 : 0;
     ASSERT_TRUE(b.Beat(round).ok());
     // What the first round takes is not its payload's.
-    if (round == 1) before = ResidentKib(served.process->pid());
+    if (round == 1) before = peak_bytes();
   }
-  outcome->grown_kib = std::max(outcome->grown_kib, ResidentKib(served.process->pid()) - before);
+  outcome->grown_kib = std::max(outcome->grown_kib, (peak_bytes() - before) >> 10);
   EXPECT_TRUE(served.process->Running()) << served.Log();
 }
 
@@ -132,8 +121,9 @@ TEST(PayloadBombs, AreRefusedAndTheRoundGoesOn) {
   }
   EXPECT_EQ(outcome.refused, outcome.bombs);
   EXPECT_EQ(outcome.unharmed, outcome.bombs);
-  std::printf("measured r28 bombs=%d refused=%d rounds_unharmed=%d grown_kib=%ld seed=%u\n",
-              outcome.bombs, outcome.refused, outcome.unharmed, outcome.grown_kib, seed);
+  std::printf("measured r28 bombs=%d refused=%d rounds_unharmed=%d grown_kib=%d seed=%u\n",
+              outcome.bombs, outcome.refused, outcome.unharmed, static_cast<int>(outcome.grown_kib),
+              seed);
 }
 
 }  // namespace

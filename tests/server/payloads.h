@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/crc32c.h"
 #include "isthmus/v1/coordinator.pb.h"
 #include "isthmus/v1/run_spec.pb.h"
 #include "spec/grid.h"
 #include "spec/piece.h"
 #include "spec/run_spec.h"
+#include "tests/spec/forgery.h"
 
 namespace isthmus {
 
@@ -155,9 +155,7 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 
 // `piece` with its checksum made right again.
 inline std::string Resealed(std::string piece) {
-  const uint32_t crc = Crc32c(absl::string_view(piece).substr(kPieceHeaderBytes),
-                              Crc32c(absl::string_view(piece).substr(0, 16)));
-  for (int i = 0; i < 4; ++i) piece[16 + i] = static_cast<char>(crc >> (8 * i));
+  Reseal(&piece);
   return piece;
 }
 

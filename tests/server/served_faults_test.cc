@@ -199,8 +199,8 @@ TEST(ServedFaults, ALateContributionIsRefusedAndItsNodeComesBack) {
 
 // `value` in place of the last one of a piece.
 std::string WithLastValue(std::string piece, float value) {
-  std::memcpy(&piece[piece.size() - sizeof(value)], &value, sizeof(value));
-  return Resealed(std::move(piece));
+  SetLastValue(value, &piece);
+  return piece;
 }
 
 // R29: values that are no numbers are refused, the node is flagged, and the round goes on.

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "tests/sim/forgery.h"
+#include "tests/spec/forgery.h"
 
 namespace isthmus::sim {
 namespace {

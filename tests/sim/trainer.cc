@@ -10,7 +10,7 @@
 #include "base/sha256.h"
 #include "spec/piece.h"
 #include "spec/run_spec.h"
-#include "tests/sim/forgery.h"
+#include "tests/spec/forgery.h"
 
 namespace isthmus::sim {
 namespace {

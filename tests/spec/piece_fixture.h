@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "base/crc32c.h"
 #include "spec/piece.h"
 #include "spec/run_spec.h"
 
@@ -78,13 +77,6 @@ inline absl::StatusOr<std::string> Digest(const Grid& grid,
   std::vector<const std::string*> pointers;
   for (const std::string& piece : pieces) pointers.push_back(&piece);
   return PayloadDigest(grid, pointers);
-}
-
-// Puts the right checksum on a piece that was changed on purpose.
-inline void Reseal(std::string* piece) {
-  const absl::string_view bytes(*piece);
-  const uint32_t crc = Crc32c(bytes.substr(20), Crc32c(bytes.substr(0, 16)));
-  for (int i = 0; i < 4; ++i) (*piece)[16 + i] = static_cast<char>(crc >> (8 * i));
 }
 
 }  // namespace isthmus

@@ -8,13 +8,13 @@
 #include <numeric>
 #include <random>
 
-#include "base/crc32c.h"
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "kernels/component_code.h"
 #include "kernels/demo.h"
 #include "spec/run_spec.h"
 #include "spec/stages.h"
+#include "tests/spec/forgery.h"
 #include "tests/spec/piece_fixture.h"
 
 namespace isthmus {

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "base/sha256.h"
+#include "tests/base/proc_status.h"
 #include "tests/transport/fake_snapshots.h"
 #include "tests/transport/loopback.h"
 
@@ -15,19 +15,6 @@ namespace {
 
 constexpr uint64_t kElements = 590558003;  // 2.2 GiB of float32, and an odd number of them
 constexpr uint64_t kRssBytesMax = uint64_t{64} << 20;
-
-// The highest resident memory of this process so far.
-uint64_t PeakRssBytes() {
-  std::ifstream file("/proc/self/status");
-  std::string word;
-  while (file >> word) {
-    if (word != "VmHWM:") continue;
-    uint64_t kilobytes = 0;
-    file >> kilobytes;
-    return kilobytes << 10;
-  }
-  return 0;
-}
 
 // Values that say where they are, in each of their 64-bit places.
 std::string ValuesOf(const SectionRange& range) {
@@ -56,7 +43,7 @@ TEST(SnapshotStreamTest, CaseC3AStateBeyondTwoGibibytesArrives) {
   v1::FetchSnapshotRequest request;
   WriteRanges(AllRanges(1, kElements), request.mutable_ranges());
 
-  const uint64_t before = PeakRssBytes();
+  const uint64_t before = ProcStatusBytes("VmHWM");
   const auto begin = std::chrono::steady_clock::now();
   Sha256 received;
   uint64_t elements = 0;
@@ -70,7 +57,7 @@ TEST(SnapshotStreamTest, CaseC3AStateBeyondTwoGibibytesArrives) {
   }
   ASSERT_TRUE(download->Finish().ok());
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  const uint64_t grown = PeakRssBytes() - before;
+  const uint64_t grown = ProcStatusBytes("VmHWM") - before;
   EXPECT_EQ(elements, kElements);
   const bool equal = received.Finish() == made.Finish();
   EXPECT_TRUE(equal);

@@ -10,11 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/crc32c.h"
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "spec/manifest.h"
 #include "spec/run_spec.h"
+#include "tests/spec/forgery.h"
 
 namespace isthmus {
 
@@ -78,12 +78,7 @@ std::vector<std::string> PiecesOf(const Grid& grid, const ChunkRanges& part, uin
 }
 
 std::string WithNan(std::string piece) {
-  constexpr size_t kCrcAt = 16;
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::memcpy(&piece[piece.size() - sizeof(nan)], &nan, sizeof(nan));
-  const absl::string_view bytes(piece);
-  const uint32_t crc = Crc32c(bytes.substr(kPieceHeaderBytes), Crc32c(bytes.substr(0, kCrcAt)));
-  for (size_t i = 0; i < 4; ++i) piece[kCrcAt + i] = static_cast<char>(crc >> (8 * i) & 0xff);
+  SetLastValue(std::numeric_limits<float>::quiet_NaN(), &piece);
   return piece;
 }
 

@@ -27,10 +27,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from chaos import kill  # noqa: E402
-from demo_cluster import RunError  # noqa: E402
-from fault_cases.case import Bench, Case  # noqa: E402
+from fault_cases.case import TRIO, Bench, Case, descriptors, rss_bytes  # noqa: E402
 
-NODES = {"a": 1, "b": 1, "c": 1}
 MEASURED = ("coordinator", "agent-a", "trainer-a-0", "agent-b", "trainer-b-0")
 SETTINGS = {
     "rounds": 10_000_000,  # it does not end by itself
@@ -44,20 +42,7 @@ LINK_S = 0.01
 SAMPLE_S, FAULT_S = 5, (2, 10)
 SLOPE_MAX_MIB_PER_H = 1
 FDS_MORE_MAX = 2
-PAGE_KIB = 1024
-
-
-def resident_mib(pid):
-    """Resident memory of a process."""
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / PAGE_KIB
-    raise RunError(f"process {pid} says nothing of its memory")
-
-
-def descriptors(pid):
-    """How many a process has open."""
-    return len(list(pathlib.Path(f"/proc/{pid}/fd").iterdir()))
+MIB = 1 << 20
 
 
 def slope(points):
@@ -117,8 +102,8 @@ class Faults:
 def soak(bench, minutes):
     """The whole of it; whether all held."""
     samples = {name: [] for name in MEASURED}  # (hours, MiB, descriptors)
-    with Case(bench, NODES, **SETTINGS) as case:
-        links = {node: case.use_link(node, delay_s=LINK_S) for node in NODES}
+    with Case(bench, TRIO, **SETTINGS) as case:
+        links = {node: case.use_link(node, delay_s=LINK_S) for node in TRIO}
         case.deadline = time.monotonic() + (minutes + 5) * 60
         case.start(10)
         first = {name: case.processes[name].pid for name in MEASURED}
@@ -132,7 +117,7 @@ def soak(bench, minutes):
             if now >= sample_at:
                 sample_at += SAMPLE_S
                 for name, pid in first.items():
-                    where = ((now - began) / 3600, resident_mib(pid), descriptors(pid))
+                    where = ((now - began) / 3600, rss_bytes(pid) / MIB, descriptors(pid))
                     samples[name].append(where)
             if now >= said + 60:
                 said = now

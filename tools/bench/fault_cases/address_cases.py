@@ -17,8 +17,8 @@ import time
 from chaos import kill
 from wan_box import Link as WanLink
 
-from .case import CALL_S, Case, boxed, measured, spec_text, write_text
-from .ledger import DEBUG, aftermath
+from .case import CALL_S, DEBUG, Case, boxed, measured, spec_text, write_text
+from .ledger import aftermath
 from .link import Link
 
 PAIR = {"a": 1, "b": 1}

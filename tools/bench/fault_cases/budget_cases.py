@@ -14,9 +14,8 @@ import signal
 
 from demo_cluster import RunError
 
-from .case import Case, state_of, undisturbed
+from .case import TRIO, Case, rss_bytes, state_of, undisturbed
 
-TRIO = {"a": 1, "b": 1, "c": 1}
 MIB = 1 << 20
 WATCHER_MIB_MAX = 8
 P99_RATIO_MAX = 1.1
@@ -26,13 +25,6 @@ RECENT_BYTES = 64 * MIB
 # of every measurement.
 GRACE_MS = 100
 WIDE = "layers: 1 heads: 2 width: 128 context: 32"
-
-
-def rss_bytes(process, what="VmRSS"):
-    """Resident memory of a process; RssAnon: without what can be read from files again."""
-    with open(f"/proc/{process.pid}/status") as status:
-        line = next(line for line in status if line.startswith(what))
-    return int(line.split()[1]) * 1024
 
 
 def _p99(values):
@@ -50,7 +42,7 @@ class Watched:
         """Until so many more are committed: (most bytes, seconds of each step of node a)."""
         begin, last, most = len(_steps(self.case)), self.case.committed() + count, 0
         while self.case.committed() < last:
-            most = max(most, rss_bytes(self.process))
+            most = max(most, rss_bytes(self.process.pid))
         ends = [step["seconds"] for step in _steps(self.case)[begin:]]
         return most, [after - before for before, after in itertools.pairwise(ends)]
 
@@ -163,7 +155,7 @@ def _r38(bench, group):
         while coordinator.poll() is None and not case.run.finished():
             case.run.look()
             show = case.show()
-            most = max(most, rss_bytes(coordinator, "RssAnon"))
+            most = max(most, rss_bytes(coordinator.pid, "RssAnon"))
             budgets = show.get("budgets", budgets)
         killed = _kills_in(group)
         summaries = case.finish()

@@ -31,6 +31,8 @@ LAST_STEPS = 100
 WORDS = "whatever is killed is started again and goes on from where the run stands".split()
 RANKS = {"a": 1, "b": 2}
 TRIO = {"a": 1, "b": 1, "c": 1}
+# For case.cluster.flags: what an agent must say for its history to be judged, for one.
+DEBUG = ["--log_level=debug"]
 
 SPEC = """\
 run: "faults"
@@ -359,6 +361,18 @@ def measured(bench, name, test, program="tests/server/served_faults_test", suite
         raise RunError(f"{name}: the test measured nothing")
     pairs = (pair.split("=") for pair in line.group(1).split())
     return good, {key: int(value) if value.isdigit() else value for key, value in pairs}
+
+
+def rss_bytes(pid, what="VmRSS"):
+    """Resident memory of a process; RssAnon: without what can be read from files again."""
+    with open(f"/proc/{pid}/status") as status:
+        line = next(line for line in status if line.startswith(what))
+    return int(line.split()[1]) * 1024
+
+
+def descriptors(pid):
+    """How many a process has open."""
+    return len(list(pathlib.Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def strace(calls, inject, output):

@@ -14,7 +14,7 @@ import time
 
 from chaos import kill_at_random
 
-from .case import Case, all_equal, noise_of_three, state_of
+from .case import DEBUG, Case, all_equal, noise_of_three, state_of
 from .ledger import judge
 
 KINDS = ("coordinator", "agent", "rank")
@@ -93,7 +93,7 @@ def chaos_loose(bench):
     bench.say(f"seed {bench.seed}: --case chaos_loose --seed {bench.seed} kills the same processes")
     started = time.monotonic()
     with Case(bench, seed=1, **settings) as case:
-        case.cluster.flags["agent"] = ["--log_level=debug"]
+        case.cluster.flags["agent"] = DEBUG
         case.start()
         wanted = {kind: kills for kind in KINDS}
         draw = random.Random(bench.seed)

@@ -12,9 +12,6 @@ import subprocess
 
 from .case import LAST_STEPS, all_equal
 
-# For case.cluster.flags: what an agent must say to be judged.
-DEBUG = ["--log_level=debug"]
-
 LINE = re.compile(
     r"agent \S+: (?P<what>all ranks are there, joining|joined the run|contribution|update) "
     r"(?P<fields>.*)"

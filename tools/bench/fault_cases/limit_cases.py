@@ -4,11 +4,10 @@ r37    The coordinator runs out of descriptors while idle connections pile up: g
        dead from then on. Nodes that are connected go on; the process finds out and ends.
 """
 
-import pathlib
 import resource
 import socket
 
-from .case import Case
+from .case import Case, descriptors
 
 EXIT_NO_LISTENER = 4
 DEAD_S_MAX, BACK_S_MAX = 15, 10
@@ -18,7 +17,7 @@ IDLE_CONNECTIONS = 64
 
 def take_descriptors(process):
     """Leaves a process a few more descriptors than it has open."""
-    held = len(list(pathlib.Path(f"/proc/{process.pid}/fd").iterdir())) + SPARE_DESCRIPTORS
+    held = descriptors(process.pid) + SPARE_DESCRIPTORS
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (held, held))
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from wan_box import Link
 
-from .case import LAST_STEPS, TRIO, Case, RunError, boxed, tool
-from .ledger import DEBUG, aftermath
+from .case import DEBUG, LAST_STEPS, TRIO, Case, RunError, boxed, tool
+from .ledger import aftermath
 
 DIRECTIONS = ("both", "up", "down")
 # kKeepaliveTimeMs, kKeepaliveTimeoutMs of base/limits.h, and a second.
@@ -95,27 +95,31 @@ def _longest(log, begin):
     return longest
 
 
-def rounds_until_whole(log, node, names):
-    """Rounds that were committed after a node had joined again and before one that includes all."""
-    count, joined = None, False
+def _rounds_until_whole(log, nodes, names):
+    """Rounds that were committed after the last of the nodes had joined again (none count
+    before) and before one that includes everybody; None: there was none yet."""
+    count = 0
+    joined = False
     for what, one, included in events(log):
-        if what == "joined" and one in node:
+        if what == "joined" and one in nodes:
             count, joined = 0, True
         elif what == "committed" and sorted(included) == sorted(names):
-            return count or 0, joined
+            return count
         elif what == "committed" and joined:
             count += 1
-    return None, joined
+    return None
 
 
 def _wait_whole(case, begin, nodes):
     """Until a round has been committed with all nodes; returns the rounds since the last of `nodes`
     joined again (0 where none had to)."""
     names = list(case.cluster.ranks)
-    case.seconds_until(
-        lambda: rounds_until_whole(case.log()[begin:], nodes, names)[0] is not None, case.run.look
-    )
-    return rounds_until_whole(case.log()[begin:], nodes, names)[0]
+
+    def rounds():
+        return _rounds_until_whole(case.log()[begin:], nodes, names)
+
+    case.seconds_until(lambda: rounds() is not None, case.run.look)
+    return rounds()
 
 
 def _cut_off(bench, case, direction):

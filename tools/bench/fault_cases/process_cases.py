@@ -18,7 +18,7 @@ import time
 
 from chaos import kill
 
-from .case import RANKS, Case, all_equal, measured
+from .case import DEBUG, RANKS, Case, all_equal, measured
 
 AWAY_S, BACK_S_MAX = 12, 5
 # A contribution of 1.9 M values: 8 pieces, 3 s on the link.
@@ -60,7 +60,7 @@ def r10(bench):
 def r12(bench):
     """An agent paused past its lease, with a contribution of its own under way."""
     with Case(bench, rounds=150 if bench.short else 250, quorum=1) as case:
-        case.cluster.flags["coordinator"] = ["--log_level=debug"]
+        case.cluster.flags["coordinator"] = DEBUG
         case.use_link("a", delay_s=0.03)  # so that a does not end the run by itself meanwhile
         case.start(5)
         case.signal("agent-b", signal.SIGSTOP)
@@ -136,7 +136,7 @@ class _Upload:
     def __init__(self, case):
         self.case = case
         self.link = case.use_link("b", up_bytes_per_s=UP_BYTES_PER_S)
-        case.cluster.flags["coordinator"] = ["--log_level=debug"]
+        case.cluster.flags["coordinator"] = DEBUG
         case.cluster.start_coordinator()
         for node in case.cluster.ranks:
             case.cluster.start_agent(node)

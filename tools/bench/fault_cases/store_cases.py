@@ -21,7 +21,7 @@ from pathlib import Path
 from chaos import kill
 from demo_cluster import RunError, free_port
 
-from .case import LIMIT_S, Case, all_equal, plain, state_of, strace, tool, undisturbed
+from .case import DEBUG, LIMIT_S, Case, all_equal, plain, state_of, strace, tool, undisturbed
 
 PAIR = {"a": 1, "b": 1}
 READY_S_MAX = 2.0
@@ -284,7 +284,7 @@ def c9(bench):
     if bench.short:
         phases.pop("in_aggregation")  # a small model's is too short to be met
     with Case(bench, **settings) as case:
-        case.cluster.flags["coordinator"] = ["--log_level=debug"]
+        case.cluster.flags["coordinator"] = DEBUG
         case.start(2)
         for name, phase in phases.items():
             case.step(case.run.step + 2)

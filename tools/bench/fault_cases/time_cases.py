@@ -22,8 +22,8 @@ import time
 
 from demo_cluster import RunError
 
-from .case import Case, all_equal
-from .ledger import DEBUG, aftermath
+from .case import DEBUG, Case, all_equal
+from .ledger import aftermath
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 # What the clock is set to, as libfaketime reads it.
@@ -97,7 +97,7 @@ def r40(bench):
         for name in ("agent-b", "trainer-b-0"):
             _fake(case, name, clocks["node"])
         for program in ("coordinator", "agent"):
-            case.cluster.flags[program] = ["--log_level=debug"]
+            case.cluster.flags[program] = DEBUG
         case.start(2)
         # With a quorum of 1 the first to join may have made a round alone.
         skipped_before = _skipped(case)
@@ -210,7 +210,7 @@ def suspended(bench):
     draw, found = random.Random(bench.seed), []
     with Case(bench, rounds=1_000_000, quorum=1, grace_ms=2000, deadline_ms=4000) as case:
         case.cluster.flags["agent"] = DEBUG
-        links = {"a": case.use_link("a", delay_s=0.03)}  # so that not too many rounds pass
+        case.use_link("a", delay_s=0.03)  # so that not too many rounds pass
         case.start(5)
         names = [name for name in case.processes if "-b" in name]
         for number in range(times):
@@ -218,7 +218,7 @@ def suspended(bench):
             found.append(_pause(case, names, away_s))
             slept = case.log().count("lease ended") > ended
             bench.say(f"suspended {number}: {away_s:.1f} s (lease ended: {slept}), {found[-1]:.1f}")
-        good = aftermath(bench, case) and slept and len(links) == 1
+        good = aftermath(bench, case) and slept
     bench.result(
         "suspended", good, max(found), 10, "s",
         processes=len(names), times=times, lease_s=lease_s, seed=bench.seed,
