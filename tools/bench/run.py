@@ -341,7 +341,7 @@ def main(arguments):
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: ./dev bench NAME [--full] [options]\n")
         for name, benchmark in BENCHMARKS.items():
-            print(f"  {name:12}{benchmark.about}")
+            print(f"  {name:16}{benchmark.about}")
         return 0
     if arguments[0] == "--targets":
         print(" ".join(known(arguments[1]).targets))
