@@ -322,6 +322,11 @@ void AgentImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
       const uint64_t round = update->record.round();
       previous_sha256_ = update->record.sha256();
       const bool own_included = OwnIncluded(update->record);
+      // Before a rank can have it: an agent that is killed in between must not hide what it gave.
+      LogDebug("update", {{"round", absl::StrCat(round)},
+                          {"included", absl::StrCat(update->record.included_size())},
+                          {"own_included", own_included ? "yes" : "no"},
+                          {"sha256", HexPrefix(update->record.sha256(), 2 * kSha256Bytes)}});
       log_->Committed(grid, *update, own_included);
       open_.erase(open_.begin(), open_.upper_bound(round));
       for (const RankWatch& watch : watches_) {
@@ -330,10 +335,6 @@ void AgentImpl::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
           watch.queue->Push(std::move(event));
         }
       }
-      LogDebug("update", {{"round", absl::StrCat(round)},
-                          {"included", absl::StrCat(update->record.included_size())},
-                          {"own_included", own_included ? "yes" : "no"},
-                          {"sha256", HexPrefix(update->record.sha256(), 2 * kSha256Bytes)}});
     }
   }
   Close(closings);
