@@ -12,6 +12,7 @@ built says skipped=not_built.
     ./dev bench replicators --tune        learning rates of the cases in GRID, with another seed
     ./dev bench replicators --cases demo,slicing      only these (and AdamW)
     ./dev bench replicators --full --resume           after an end half way: runs that ended count
+    ./dev bench replicators --seed 3 --resume         the part of --full that has this seed
 
 `bytes_per_round`: what one node sends. A plot shows loss against them.
 """
@@ -256,6 +257,7 @@ def main():
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
     parser.add_argument("--resume", action="store_true", help="do not train again what ended")
     parser.add_argument("--cases", default="", help="only these, by comma")
+    parser.add_argument("--seed", type=int, help="this one only, with the bars of one seed")
     options = parser.parse_args()
     known = GRID if options.tune else CASES
     names = [name for name in options.cases.split(",") if name] or list(known)
@@ -269,6 +271,8 @@ def main():
             tune(binaries, text, options.steps, names)
             return
         seeds = SEEDS if options.full else SEEDS[:1]
+        if options.seed is not None:
+            seeds = (options.seed,)
         names = [BASE] + [name for name in names if name != BASE]
         kept = Kept(options.out / "replicators-runs.json", binaries, options.resume)
         compare(kept, binaries, text, options.steps, seeds, options.out, names)
