@@ -111,7 +111,7 @@ BENCHMARKS = {
     "soak": Benchmark(
         script="soak.py",
         targets=["//:coordinator", "//:agent", "//:trainer", "//:isthmusctl"],
-        environment=None,
+        environment="plots",
         timeout_min=40,
         about="memory and descriptors of a run of 30 minutes with random faults",
     ),

@@ -23,11 +23,16 @@ import statistics
 import sys
 import time
 
+import matplotlib
+import matplotlib.pyplot as pyplot
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from chaos import kill  # noqa: E402
 from fault_cases.case import TRIO, Bench, Case, descriptors, rss_bytes  # noqa: E402
+
+matplotlib.use("Agg")
 
 MEASURED = ("coordinator", "agent-a", "trainer-a-0", "agent-b", "trainer-b-0")
 SETTINGS = {
@@ -99,9 +104,9 @@ class Faults:
         self._ends.append((until, lambda: setattr(link, "dead", False)))
 
 
-def soak(bench, minutes):
+def soak(bench, minutes, out):
     """The whole of it; whether all held."""
-    samples = {name: [] for name in MEASURED}  # (hours, MiB, descriptors)
+    samples = {name: [] for name in MEASURED}  # (hours, MiB, descriptors, MiB that is no file's)
     with Case(bench, TRIO, **SETTINGS) as case:
         links = {node: case.use_link(node, delay_s=LINK_S) for node in TRIO}
         case.deadline = time.monotonic() + (minutes + 5) * 60
@@ -117,8 +122,14 @@ def soak(bench, minutes):
             if now >= sample_at:
                 sample_at += SAMPLE_S
                 for name, pid in first.items():
-                    where = ((now - began) / 3600, rss_bytes(pid) / MIB, descriptors(pid))
-                    samples[name].append(where)
+                    samples[name].append(
+                        (
+                            (now - began) / 3600,
+                            rss_bytes(pid) / MIB,
+                            descriptors(pid),
+                            rss_bytes(pid, "RssAnon") / MIB,
+                        )
+                    )
             if now >= said + 60:
                 said = now
                 mib = "  ".join(f"{name} {taken[-1][1]:.1f}" for name, taken in samples.items())
@@ -132,7 +143,27 @@ def soak(bench, minutes):
         sound, said = case.check_store()
     if not sound:
         bench.say(said)
+    keep(samples, out)
     return judge(samples, minutes, bench.seed) & outcome(alive and sound, step, faults, bench.seed)
+
+
+def keep(samples, out):
+    """All samples as a table, and a plot of them: memory above what it was when it was warm."""
+    with open(out / "soak.csv", "w", encoding="utf-8") as table:
+        table.write("process,hours,rss_mib,fds,anonymous_mib\n")
+        for name, taken in samples.items():
+            table.writelines(f"{name}," + ",".join(f"{x:.5g}" for x in one) + "\n" for one in taken)
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    for name, taken in samples.items():
+        warm = taken[len(taken) // 6][1]
+        axes.plot([one[0] * 60 for one in taken], [one[1] - warm for one in taken], label=name)
+    axes.set_ylim(-20, 20)
+    axes.set_xlabel("minutes")
+    axes.set_ylabel("MiB resident, above those after a sixth")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(out / "soak.png", dpi=120)
 
 
 def judge(samples, minutes, seed):
@@ -141,9 +172,9 @@ def judge(samples, minutes, seed):
     for name, taken in samples.items():
         warm = [one for one in taken if one[0] >= minutes / 60 / 6]
         quarter = max(1, len(warm) // 4)
-        grows = slope([(hour, mib) for hour, mib, _ in warm])
-        before = statistics.median(fds for _, _, fds in warm[:quarter])
-        fds = statistics.median(fds for _, _, fds in warm[-quarter:])
+        grows = slope([(hour, mib) for hour, mib, *_ in warm])
+        before = statistics.median(fds for _, _, fds, _ in warm[:quarter])
+        fds = statistics.median(fds for _, _, fds, _ in warm[-quarter:])
         met = grows <= SLOPE_MAX_MIB_PER_H and fds <= before + FDS_MORE_MAX
         held = held and met
         print(
@@ -169,7 +200,7 @@ def outcome(good, step, faults, seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bazel-bin", type=pathlib.Path, required=True)
-    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--full", action="store_true", help="three hours")
     parser.add_argument("--minutes", type=float, default=None, help="default 30")
     parser.add_argument("--seed", type=int, default=None)
@@ -178,7 +209,7 @@ def main():
     minutes = options.minutes or (180 if options.full else 30)
     bench = Bench(options.bazel_bin.resolve(), seed, short=False)
     bench.say(f"seed {seed}: --seed {seed} repeats the faults")
-    return 0 if soak(bench, minutes) else 1
+    return 0 if soak(bench, minutes, options.out) else 1
 
 
 if __name__ == "__main__":
