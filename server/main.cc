@@ -7,7 +7,6 @@
 //   3  the disk failed while the state was being written (kExitDisk): nothing was answered after
 //      that, and a start on a sound disk goes on from what is there
 //   4  it no longer takes new connections (transport/self_probe.h); a start makes that good
-#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -25,6 +24,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/descriptors.h"
+#include "base/heaps.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/main_flags.h"
@@ -74,11 +74,6 @@ namespace isthmus {
 namespace {
 
 constexpr int kPollMs = 100;
-// Pieces and updates are large, and go from thread to thread and away again. glibc would keep what
-// they leave in a heap for each thread; from this size on they go back to the system at once, and
-// there are few heaps. (60 rounds of 16 MB: 150 MiB in place of more than 256, case r38.)
-constexpr int kReturnedBytes = 256 << 10;
-constexpr int kHeapsMax = 2;
 constexpr int kExitNoListener = 4;
 // Each connection and each file of the state is one; a node has three connections.
 constexpr uint64_t kDescriptorsWanted = 65536;
@@ -217,8 +212,8 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
 }
 
 int Main(int argc, char** argv) {
-  mallopt(M_MMAP_THRESHOLD, kReturnedBytes);
-  mallopt(M_ARENA_MAX, kHeapsMax);
+  UseFewHeaps();
+  ReturnLargeBlocks();
   const Program program = {"coordinator", kServerVersion,
                            "coordinates one training run between its nodes"};
   absl::Status flags = ReadFlags(program, argc, argv);

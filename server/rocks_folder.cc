@@ -1,5 +1,6 @@
 #include "server/rocks_folder.h"
 
+#include <rocksdb/cache.h>
 #include <rocksdb/env.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
@@ -95,14 +96,16 @@ rocksdb::DBOptions DbOptions(const RocksStoreOptions& options) {
   return db;
 }
 
-rocksdb::ColumnFamilyOptions FamilyOptions(const RocksStoreOptions& options, bool blobs) {
+rocksdb::ColumnFamilyOptions FamilyOptions(const RocksStoreOptions& options,
+                                           const std::shared_ptr<rocksdb::Cache>& cache,
+                                           bool blobs) {
   rocksdb::ColumnFamilyOptions family;
   family.write_buffer_size = options.write_buffer_bytes;
   family.compression = rocksdb::kNoCompression;  // payloads are packed bits already
   // Old rounds go when the tables that name them are merged: soon, so that little lies about.
   family.level0_file_num_compaction_trigger = 2;
   rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
+  table.block_cache = cache;
   family.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   if (!blobs) return family;
   family.enable_blob_files = true;
@@ -205,12 +208,13 @@ absl::StatusOr<std::unique_ptr<RocksFolder>> RocksFolder::Open(const RocksStoreO
                                                                Mode mode) {
   ISTHMUS_RETURN_IF_ERROR(CheckFolder(options, mode));
   std::unique_ptr<RocksFolder> folder(new RocksFolder(options.dir));
+  const std::shared_ptr<rocksdb::Cache> cache = rocksdb::NewLRUCache(kBlockCacheBytes);
   std::vector<rocksdb::ColumnFamilyDescriptor> families = {
-      {rocksdb::kDefaultColumnFamilyName, FamilyOptions(options, false)},
-      {"rounds", FamilyOptions(options, true)},
-      {"settled", FamilyOptions(options, false)},
-      {"snapshots", FamilyOptions(options, true)},
-      {"merged", FamilyOptions(options, true)}};
+      {rocksdb::kDefaultColumnFamilyName, FamilyOptions(options, cache, false)},
+      {"rounds", FamilyOptions(options, cache, true)},
+      {"settled", FamilyOptions(options, cache, false)},
+      {"snapshots", FamilyOptions(options, cache, true)},
+      {"merged", FamilyOptions(options, cache, true)}};
   // A snapshot that was dropped is large, and its tables, which name what is in the blob files, are
   // small: every one is merged at once, and with the first of the next snapshot the files go. So
   // are the aggregates that it makes needless.

@@ -20,8 +20,10 @@
 namespace isthmus {
 namespace {
 
-// The newest updates stay in memory too, for nodes that watch and are hardly behind.
+// The newest updates stay in memory too, for nodes that watch and are hardly behind: so many bytes,
+// and of small ones so many rounds.
 constexpr uint64_t kRecentBytesMax = kKeptUpdateBytesMax / 8;
+constexpr size_t kRecentRoundsMax = 256;
 
 class RocksStore final : public Store {
  public:
@@ -326,8 +328,9 @@ void RocksStore::Remember(const StoreBatch& batch, const v1::StoredSpan& span) {
   last_sha256_ = batch.update->record.sha256();
   recent_.push_back(batch.update);
   recent_bytes_ += batch.update->bytes() + kStoredRoundBytes;
-  while (recent_.size() > 1 && (recent_bytes_ > kRecentBytesMax ||
-                                recent_.front()->record.round() < span.first_round())) {
+  while (recent_.size() > 1 &&
+         (recent_bytes_ > kRecentBytesMax || recent_.size() > kRecentRoundsMax ||
+          recent_.front()->record.round() < span.first_round())) {
     recent_bytes_ -= recent_.front()->bytes() + kStoredRoundBytes;
     recent_.pop_front();
   }

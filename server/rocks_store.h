@@ -37,8 +37,9 @@ struct RocksStoreOptions {
   std::string dir;  // made where it is not there; one process at a time has it
   StoreLimits limits;
   // Collected in memory before it becomes a file; the log is at most twice as long, and is what a
-  // start reads.
-  size_t write_buffer_bytes = size_t{32} << 20;
+  // start reads. Small rounds fill it in a minute, so that memory soon is what it will be; of large
+  // ones each becomes a file of its own.
+  size_t write_buffer_bytes = size_t{8} << 20;
   rocksdb::Env* env = nullptr;  // null: the system's; else outlives the store
 };
 

@@ -287,7 +287,9 @@ void PieceWriter::AppendCoded(uint64_t chunk, absl::string_view bytes) {
 
 void PieceWriter::Close() {
   if (next_chunk_ == first_chunk_) return;  // a chunk may have no byte, so bytes do not tell
-  std::string piece(kMagic);
+  std::string piece;
+  piece.reserve(kPieceHeaderBytes + body_.size());  // it is kept for long, by many
+  piece.append(kMagic.data(), kMagic.size());
   AppendU32(static_cast<uint32_t>(codec_) | senders_ << kSendersShift, &piece);
   AppendU32(static_cast<uint32_t>(first_chunk_), &piece);
   AppendU32(static_cast<uint32_t>(next_chunk_ - first_chunk_), &piece);

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/heaps.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/main_flags.h"
@@ -143,6 +144,7 @@ int Serve(const sigset_t& signals) {
 }
 
 int Main(int argc, char** argv) {
+  UseFewHeaps();
   const Program program = {"agent", kAgentVersion,
                            "runs the agent of one node: between its trainers and the run"};
   absl::Status flags = ReadFlags(program, argc, argv);

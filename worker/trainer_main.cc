@@ -19,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/heaps.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/main_flags.h"
@@ -321,6 +322,7 @@ absl::Status Train(ProcessGroupOptions group_options, const Accelerator& acceler
 }
 
 int Main(int argc, char** argv) {
+  UseFewHeaps();
   const Program program = {"trainer", kVersion,
                            "one rank of a node: trains the model of its agent's run"};
   ProcessGroupOptions group;

@@ -1,0 +1,15 @@
+// How much memory glibc keeps of what a process has freed. Call these first in main, before there
+// are other threads.
+#pragma once
+
+namespace isthmus {
+
+// All threads share few heaps. With one for nearly each thread, as glibc has it, what one thread
+// frees is of no use to the next, and memory creeps up for hours.
+void UseFewHeaps();
+
+// Large blocks go back to the system as soon as they are freed. For a process whose pieces and
+// updates go from thread to thread and away again, and that has time to take fresh pages each time.
+void ReturnLargeBlocks();
+
+}  // namespace isthmus
