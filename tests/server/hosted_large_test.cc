@@ -59,6 +59,8 @@ class HostedLargeTest : public RocksStoreTest {
     options.spec = spec_;
     options.store = Open();
     options.scratch_dir = root_;
+    // A node that is taken in must have room for a contribution to this model, though none comes.
+    options.contributions.memory_bytes = uint64_t{4} << 30;
     options.clock = &clock_;
     options.ticks_by_itself = options.commits_by_itself = false;
     auto started = Coordinator::Start(std::move(options));
