@@ -27,8 +27,8 @@ namespace {
 constexpr uint64_t kBlobBytesMin = 4096;
 constexpr uint64_t kBlobFileBytes = uint64_t{64} << 20;
 constexpr size_t kBlockCacheBytes = size_t{8} << 20;
-// Reads go to the newest tables, or on from one to the next. With few of them open a coordinator has
-// the same number of descriptors, however many rounds it keeps. (RocksDB takes 10 off for itself.)
+// Reads go to the newest tables, or on from one to the next. With few of them open a coordinator
+// has the same number of descriptors, however many rounds it keeps. (RocksDB takes 10 off.)
 constexpr int kOpenFilesMax = 24;
 // What was written goes to the disk in parts of this size, before anybody waits for it: else a
 // commit's sync would wait for all the pieces of a snapshot that the log has before it.
