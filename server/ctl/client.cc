@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
 #include "base/status_macros.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
@@ -190,6 +191,14 @@ class AdminClientImpl final : public AdminClient {
 };
 
 }  // namespace
+
+absl::StatusOr<grpc::health::v1::HealthCheckResponse> CheckHealth(const std::string& address,
+                                                                  int timeout_ms) {
+  ISTHMUS_ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
+  const auto stub = grpc::health::v1::Health::NewStub(ChannelTo(parsed));
+  return CallOn(stub.get(), timeout_ms, &grpc::health::v1::Health::Stub::Check,
+                grpc::health::v1::HealthCheckRequest(), grpc::health::v1::HealthCheckResponse());
+}
 
 absl::StatusOr<std::unique_ptr<MonitorClient>> MonitorClient::Make(const std::string& address,
                                                                    int timeout_ms) {

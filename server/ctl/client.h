@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "grpc/health/v1/health.pb.h"
 #include "isthmus/v1/admin.pb.h"
 #include "isthmus/v1/monitor.pb.h"
 
@@ -32,6 +33,10 @@ class MonitorClient {
       const std::string& run,
       const std::function<void(const v1::WatchRoundsResponse&)>& on_change) = 0;
 };
+
+// What the server says of itself by grpc.health.v1; an agent answers it too. As of MonitorClient.
+absl::StatusOr<grpc::health::v1::HealthCheckResponse> CheckHealth(const std::string& address,
+                                                                  int timeout_ms);
 
 class AdminClient {
  public:

@@ -78,6 +78,8 @@ constexpr Known kCommands[] = {
      "the newest rounds (--limit), and who was in them"},
     {"rounds watch", Command::kRoundsWatch, Takes::kRun,
      "a line for every change; ends when the run is finished"},
+    {"health", Command::kHealth, Takes::kNothing,
+     "whether it serves, for supervisors and probes: exit code 0, 1 or 3"},
     {"presets", Command::kPresets, Takes::kNothing,
      "the methods that a run spec may name, with their papers and values"},
     {"version", Command::kVersion, Takes::kNothing, "the version of isthmusctl"},

@@ -29,6 +29,7 @@ enum class Command {
   kRoundsList,
   kRoundsWatch,
   kPresets,
+  kHealth,
 };
 
 struct Request {

@@ -342,9 +342,22 @@ absl::Status Show(MonitorClient* client, const Request& request) {
   return absl::OkStatus();
 }
 
+absl::Status Health(const std::string& address, int timeout_ms) {
+  ISTHMUS_ASSIGN_OR_RETURN(const auto health, CheckHealth(address, timeout_ms));
+  using Response = grpc::health::v1::HealthCheckResponse;
+  const std::string status = Response::ServingStatus_Name(health.status());
+  ISTHMUS_RETURN_IF_ERROR(absl::GetFlag(FLAGS_json) ? PrintJson(health, /*pretty=*/true)
+                                                    : Print(absl::StrCat(status, "\n")));
+  if (health.status() == Response::SERVING) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(address, " says ", status, ": it is about to end, or its disk is full; ",
+                   "'isthmusctl runs show' says why while it answers"));
+}
+
 absl::Status Execute(const std::string& address, const Request& request) {
   if (request.command == Command::kCheckpointExport) return Export(address, request);
   const auto timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(absl::GetFlag(FLAGS_timeout)));
+  if (request.command == Command::kHealth) return Health(address, timeout_ms);
   ISTHMUS_ASSIGN_OR_RETURN(const auto monitor, MonitorClient::Make(address, timeout_ms));
   if (!Changes(request.command)) return Show(monitor.get(), request);
   ISTHMUS_ASSIGN_OR_RETURN(const auto admin, AdminClient::Make(address, timeout_ms));

@@ -318,6 +318,17 @@ class Reflection(Ctl):
             asked = ["-d", json.dumps({"service": service}), f"{url}/grpc.health.v1.Health/Check"]
             self.assertEqual(json.loads(self.buf(*asked))["status"], "SERVING")
 
+    def test_health_is_for_probes(self):
+        cluster = self.cluster({"a": 1, "b": 1})
+        cluster.start_coordinator()
+        cluster.start_agent("a")
+        for address in (cluster.address, f"unix:{cluster.folder}/a.sock"):
+            self.assertEqual(self.ctl("health", address=address), "SERVING\n")
+        answer = self.ctl_json("health", address=cluster.address)
+        self.assertEqual(answer, {"status": "SERVING"})
+        cluster.stop()
+        self.ctl("--timeout=2s", "health", address=cluster.address, code=3)
+
 
 class Usage(Ctl):
     def test_what_no_coordinator_is_asked(self):

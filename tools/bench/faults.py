@@ -15,6 +15,7 @@ held: what must hold, did. figure: the worst that was measured, at most figure_m
 import argparse
 import pathlib
 import random
+import re
 import sys
 import time
 
@@ -28,6 +29,7 @@ from fault_cases import (  # noqa: E402
     budget_cases,
     chaos_cases,
     disk_cases,
+    health_cases,
     limit_cases,
     network_cases,
     process_cases,
@@ -47,6 +49,7 @@ for family in (
     time_cases,
     process_cases,
     limit_cases,
+    health_cases,
     disk_cases,
     budget_cases,
     network_cases,
@@ -75,6 +78,8 @@ def main():
             CASES[name](bench)
         except Skipped as why:
             bench.say(f"{name}: skipped: {why}")
+            word = re.sub(r"[^a-z0-9]+", "_", str(why).lower().partition(":")[0]).strip("_")
+            bench.say(f"result faults case={name} skipped={word}")
         except RunError as error:
             # The others are worth knowing, too.
             print(f"error: {name}: {error}", file=sys.stderr)

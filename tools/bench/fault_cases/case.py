@@ -288,6 +288,16 @@ class Case:
             raise RunError(f"isthmusctl {' '.join(words)}: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
+    def serves(self):
+        """Whether the coordinator says that it serves."""
+        done = subprocess.run(
+            [self.bench.bazel_bin / "server/ctl/isthmusctl", f"--server={self.cluster.address}"]
+            + ["--timeout=1s", "health"],
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode == 0
+
     def show(self):
         """The run, as operators see it."""
         return self.ask("runs", "show")["run"]

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from demo_cluster import RunError
 
-from .case import Case, state_of, strace, tool, undisturbed
-from .raw_grpc import is_serving
+from .case import Case, Skipped, state_of, strace, tool, undisturbed
 
 PAIR = {"a": 1, "b": 1}
 FILE_NAMES = re.compile(r"\.(log|sst|blob)|MANIFEST|CURRENT|OPTIONS")
@@ -110,19 +109,15 @@ RESUME_S_MAX = 5
 HEALTH_S_MAX = 2
 
 
-class NoMount(RunError):
-    """Here no file system can be mounted."""
-
-
 @contextlib.contextmanager
-def _small_disk(folder):
+def small_disk(folder):
     """A file system of its own, with little room; gives a function that makes room."""
     tool("mount")
     folder.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "tmpfs", str(folder)]
     made = subprocess.run(mount, capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        raise NoMount(f"cannot mount a tmpfs (root's right): {made.stderr.strip()}")
+        raise Skipped(f"cannot mount a tmpfs (root's right): {made.stderr.strip()}")
     try:
         yield lambda: subprocess.run(
             ["mount", "-o", f"remount,size={64 * ROOM_BYTES}", str(folder)], check=True
@@ -133,25 +128,16 @@ def _small_disk(folder):
 
 def r4(bench):
     """No room on the disk."""
-    try:
-        _r4(bench)
-    except NoMount as error:
-        if not bench.short:
-            raise
-        bench.say(f"r4 is skipped: {error}")
-
-
-def _r4(bench):
     rounds = 60 if bench.short else 200
     settings = {"ranks": PAIR, "rounds": rounds, "preset": "full", "more": "overlap: 1"}
     expected = state_of(undisturbed(bench, **settings))
     with Case(bench, **settings) as case, contextlib.ExitStack() as disks:
-        make_room = disks.enter_context(_small_disk(case.cluster.coordinator_state()))
+        make_room = disks.enter_context(small_disk(case.cluster.coordinator_state()))
         disks.callback(case.cluster.stop)  # before the disk goes
         case.start()
         full_s = case.seconds_until(lambda: case.log_has("cannot store the update"), case.run.look)
         began = time.monotonic()
-        case.seconds_until(lambda: not is_serving(case.cluster.address))
+        case.seconds_until(lambda: not case.serves())
         health_s = time.monotonic() - began
         show = case.show()
         told = "no room" in show["waitingFor"] and show["budgets"]["diskFull"]
@@ -165,7 +151,7 @@ def _r4(bench):
         passed = int(show.get("committedRound", 0))
         make_room()
         seconds = case.seconds_until(lambda: case.committed() > passed)
-        case.seconds_until(lambda: is_serving(case.cluster.address))
+        case.seconds_until(case.serves)
         summaries = case.finish()
     equal = state_of(summaries) == expected and expected != ""
     bench.result(
