@@ -60,6 +60,7 @@ BENCHMARKS = {
         + ["//tests/history:check_history", "//tests/history:store_history"]
         + ["//tests/server:rocks_store_test", "//tests/server:served_faults_test"]
         + ["//tests/server:payload_bombs_test", "//tests/server:reconnect_test"]
+        + ["//tests/server:wire_limits_test"]
         + ["//tests/releases:release_test", "//tests/sim:simulate", "//tools/wan:relay"]
         + ["//tests/system:durability_test"],
         environment=None,

@@ -4,12 +4,16 @@ r14   What an earlier release left on disk and said (tests/releases): gone on wi
 r15   SIGTERM with calls, four watches and half an upload under way (the case C7).
 r24   Calls and pieces that are repeated, in any order: counted once, with the same answer.
 r25   Other bytes under one name: refused, the first stand.
+r27   One more than each limit: refused with limit and value, at little cost.
+r28   Payloads that are made to hurt whoever decodes them: refused, the round goes on.
 r29   Values that are no numbers: refused, the node is flagged, the round goes on.
 r30   Another model, run, round or shape: refused before its payload is read.
 c5    One value of a million is no number; then all nodes send one.
 """
 
 from .case import measured
+
+GROWN_PERCENT_MAX = 200
 
 
 def r14(bench):
@@ -60,6 +64,21 @@ def r25(bench):
         "forgeries_not_refused",
         got["forgeries"] >= 30,
         **got,
+    )
+
+
+def r27(bench):
+    """One more than each limit."""
+    good, got = measured(
+        bench,
+        "r27",
+        "OneMoreThanEachIsRefused",
+        program="tests/server/wire_limits_test",
+        suite="WireLimits",
+    )
+    held = good and got["grown_percent_of_limit"] <= GROWN_PERCENT_MAX
+    bench.result(
+        "r27", held, got["asked"] - got["refused"], 0, "limits_passed", got["asked"] >= 20, **got
     )
 
 
@@ -116,6 +135,7 @@ CASES = {
     "r15": r15,
     "r24": r24,
     "r25": r25,
+    "r27": r27,
     "r28": r28,
     "r29": r29,
     "r30": r30,
