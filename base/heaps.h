@@ -4,9 +4,9 @@
 
 namespace isthmus {
 
-// All threads share few heaps. With one for nearly each thread, as glibc has it, what one thread
+// All threads share so many heaps. With one for nearly each thread, as glibc has it, what one thread
 // frees is of no use to the next, and memory creeps up for hours.
-void UseFewHeaps();
+void UseHeaps(int count);
 
 // Large blocks go back to the system as soon as they are freed. For a process whose pieces and
 // updates go from thread to thread and away again, and that has time to take fresh pages each time.

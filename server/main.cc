@@ -212,7 +212,7 @@ int Serve(const sigset_t& signals, absl::optional<v1::RunSpec> spec) {
 }
 
 int Main(int argc, char** argv) {
-  UseFewHeaps();
+  UseHeaps(2);
   ReturnLargeBlocks();
   const Program program = {"coordinator", kServerVersion,
                            "coordinates one training run between its nodes"};

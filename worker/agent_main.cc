@@ -144,7 +144,7 @@ int Serve(const sigset_t& signals) {
 }
 
 int Main(int argc, char** argv) {
-  UseFewHeaps();
+  UseHeaps(1);
   const Program program = {"agent", kAgentVersion,
                            "runs the agent of one node: between its trainers and the run"};
   absl::Status flags = ReadFlags(program, argc, argv);

@@ -322,7 +322,7 @@ absl::Status Train(ProcessGroupOptions group_options, const Accelerator& acceler
 }
 
 int Main(int argc, char** argv) {
-  UseFewHeaps();
+  UseHeaps(1);
   const Program program = {"trainer", kVersion,
                            "one rank of a node: trains the model of its agent's run"};
   ProcessGroupOptions group;
