@@ -128,6 +128,21 @@ inline constexpr int kSnapshotVerdictMs = 10000;
 // A piece of a snapshot waits for the contribution under way, at most so long.
 inline constexpr int kSnapshotYieldMs = 2000;
 
+// --- Comparing nodes' states (RunSpec.check_every). A node hashes all that it holds, which takes
+// about a second for 1 GiB, in the background: little beside a hundred rounds.
+inline constexpr uint32_t kCheckEveryDefault = 100;
+inline constexpr uint32_t kCheckEveryMax = 1000000000;
+// States that a node says again in every heartbeat: those of rounds so short that many end between
+// two heartbeats, and of what a coordinator that starts again has forgotten.
+inline constexpr size_t kStateReportsMax = 16;
+// Checked rounds of which reports are kept, 256 nodes with some 100 bytes each.
+inline constexpr size_t kCheckedRoundsKept = 32;
+// After the first report of a round, so long is waited for members that live and have not reported.
+inline constexpr int kStateVerdictMs = 15000;
+// Hashes of blocks in one message of a rank, and rounds of which an agent keeps them.
+inline constexpr size_t kStatePartBytesMax = size_t{512} << 10;
+inline constexpr size_t kStateRoundsOpenMax = 4;
+
 // Events queued for one watcher; beyond it the watcher is dropped with a reason and watches again.
 // An event is a shared pointer to what is kept anyway, so this bounds pointers (4 MiB).
 inline constexpr size_t kWatchQueueEventsMax = size_t{1} << 18;

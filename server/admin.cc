@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "server/coordinator.h"
 #include "server/field_size.h"
+#include "server/monitor_view.h"
 #include "transport/errors.h"
 
 namespace isthmus {
@@ -114,6 +115,7 @@ absl::StatusOr<uint64_t> Coordinator::SetPolicy(NodePolicySet wanted) {
     node.secret_sha256.clear();
     NoteChangeLocked(wanted.node, /*left=*/true);
     differing_.erase(wanted.node);
+    state_judge_.Forget(wanted.node);
   }
   StepLocked(wanted);
   const uint64_t last_round = machine_.LastRoundOf(wanted.node);
@@ -163,7 +165,9 @@ absl::Status Coordinator::CheckNotEvictedLocked(const std::string& node) const {
 void Coordinator::CarryOutLocked(const TakeOut& effect) {
   const auto open = aggregators_.find(effect.round);
   if (open != aggregators_.end()) open->second->Remove(effect.node);
-  history_.TookOut(effect.round, effect.node, machine_.ReasonIn(effect.node, effect.round));
+  history_.TookOut(effect.round, effect.node,
+                   OutcomeOf(machine_.StandingIn(effect.node, effect.round)),
+                   machine_.ReasonIn(effect.node, effect.round));
 }
 
 }  // namespace isthmus

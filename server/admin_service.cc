@@ -52,6 +52,11 @@ class AdminServer::Service final : public v1::AdminService::CallbackService {
                                       v1::ResumeRunResponse* response) override {
     return AnswerNow(context, Ask(&Coordinator::ResumeRun, *request), response);
   }
+  grpc::ServerUnaryReactor* ChooseState(grpc::CallbackServerContext* context,
+                                        const v1::ChooseStateRequest* request,
+                                        v1::ChooseStateResponse* response) override {
+    return AnswerNow(context, Ask(&Coordinator::ChooseState, *request), response);
+  }
 
   grpc::ServerUnaryReactor* CreateRun(grpc::CallbackServerContext* context,
                                       const v1::CreateRunRequest* request,

@@ -136,11 +136,18 @@ absl::StatusOr<Coordinator::Admission> Coordinator::PlanLocked(const v1::JoinRun
   ISTHMUS_RETURN_IF_ERROR(CheckHeldOutLocked(request));
   Admission admission;
   ISTHMUS_ASSIGN_OR_RETURN(admission.model, CheckModelLocked(request));
+  ISTHMUS_RETURN_IF_ERROR(CheckHealedLocked(request));
   ISTHMUS_RETURN_IF_ERROR(CheckCatchUpLocked(request.node(), request.last_round()));
   admission.heldout_sha256 =
       request.heldout_sha256().empty() ? heldout_sha256_ : request.heldout_sha256();
   if (admission.model != model_ || admission.heldout_sha256 != heldout_sha256_) {
     admission.batch.run = StoredRunOf(admission.model, admission.heldout_sha256);
+  }
+  if (state_judge_.Find(request.node()) != nullptr) {
+    StateJudge then = state_judge_;
+    then.Healed(request.node());
+    admission.batch.run = StoredRunOf(admission.model, admission.heldout_sha256);
+    *admission.batch.run->mutable_state_check() = then.Stored();
   }
   // Numbers rise over the run, also beyond those that an earlier coordinator gave out.
   last_incarnation_ = std::max(last_incarnation_, request.attempt()) + 1;
@@ -176,6 +183,15 @@ void Coordinator::AdmitLocked(const v1::JoinRunRequest& request, const Admission
   heldout_sha256_ = admission.heldout_sha256;
   if (admission.batch.plan.has_value()) BeginPlanLocked(*admission.batch.plan);
   differing_.erase(request.node());
+  if (state_judge_.Find(request.node()) != nullptr) {
+    LogInfo("a node is healed: it joins with a state that is right",
+            {{"node", request.node()},
+             {"round", absl::StrCat(request.last_round())},
+             {"state", HexPrefix(request.state_sha256())},
+             {"run", spec_.run()}});
+    state_judge_.Healed(request.node());
+    StepLocked(NodeHealed{request.node()});
+  }
   NodeState& node = nodes_[request.node()];
   CloseWatchLocked(&node, WithReason(absl::AbortedError("the node joined again; watch again"),
                                      "WATCH_REPLACED"));

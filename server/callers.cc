@@ -82,6 +82,7 @@ absl::Status Coordinator::CheckCallerLocked(const std::string& run, const std::s
                                        ", the current one is ", state.incarnation, "; join again")),
                       kReasonIncarnationFenced);
   }
+  if (state_judge_.Find(node) != nullptr) return DivergedStatusLocked(node);
   if (!machine_.IsLive(node)) {
     return WithReason(
         absl::FailedPreconditionError(absl::StrCat(
@@ -104,6 +105,7 @@ absl::StatusOr<v1::HeartbeatResponse> Coordinator::Heartbeat(const v1::Heartbeat
                           "state_sha256 has ", sha256_bytes, " bytes; it has 0 or ", kSha256Bytes)),
                       "WRONG_SIZE");
   }
+  ISTHMUS_RETURN_IF_ERROR(TakeReportsLocked(request));
   const uint64_t holds = std::max(request.acknowledged_round(), request.checkpoint_round());
   if (holds > machine_.committed_round()) return AheadLocked(request.node(), holds);
   nodes_[request.node()].checkpoint_round = request.checkpoint_round();

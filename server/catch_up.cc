@@ -46,6 +46,12 @@ void Coordinator::WantSnapshotLocked(uint64_t round) {
   if (!hosted_wanted_.has_value()) hosted_wanted_ = round;
 }
 
+// That of the last round may be on its way when the run is finished.
+bool Coordinator::NoSnapshotComesLocked() const {
+  if (spec_.allow_drift()) return true;
+  return machine_.finished() && snapshot_plan_.plan() == nullptr && !hosted_due_.has_value();
+}
+
 // Whether the updates after `last_round` are what the node should catch up by.
 absl::Status Coordinator::CheckCatchUpLocked(const std::string& node, uint64_t last_round) {
   const uint64_t committed = machine_.committed_round();
@@ -71,7 +77,7 @@ absl::Status Coordinator::CheckCatchUpLocked(const std::string& node, uint64_t l
                           BytesForNodes(newest->facts()), " bytes) and join with that")),
                       kReasonFetchSnapshot);
   }
-  if (machine_.finished() || spec_.allow_drift()) {
+  if (NoSnapshotComesLocked()) {
     return WithReason(absl::FailedPreconditionError(absl::StrCat(
                           behind, ", and no snapshot comes any more: ",
                           spec_.allow_drift() ? "the nodes hold no common state (allow_drift)"

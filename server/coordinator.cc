@@ -26,10 +26,6 @@ namespace isthmus {
 namespace {
 
 constexpr uint64_t kLogEveryRounds = 100;
-// A wait shorter than this is the normal life of a round and not worth a line.
-constexpr int64_t kLogWaitAfterMs = 3000;
-// The same for those who watch rounds.
-constexpr int64_t kTellWaitAfterMs = 1000;
 
 // What a node has applied is known here a heartbeat later at the latest. It is told sooner when the
 // node has nothing else to do, but then too its ranks and its agent each wait a moment,
@@ -138,6 +134,7 @@ Coordinator::Coordinator(CoordinatorOptions options)
       on_disk_failure_(std::move(options.on_disk_failure)),
       started_ms_(clock_->NowMs()),
       machine_(SettingsOf(spec_)),
+      state_judge_(SettingsOf(spec_).nodes, IsHosted(spec_)),
       snapshot_plan_(MembersSnapshotEvery(spec_, snapshot_every_), Rounds(spec_)),
       history_(options.history),
       pieces_(options.contributions, static_cast<size_t>(spec_.nodes_size()), options.spool_dir) {
@@ -202,6 +199,7 @@ void Coordinator::CarryOutLocked(const CommitRound& effect) {
     job.contributions.push_back(aggregator.Pieces(node));
   }
   history_.Closed(RoundNodes(machine_, effect.round, NamesLocked()), effect.is_void);
+  NoteClosedLocked(effect.round);
   job_ = std::move(job);
   wake_.notify_all();
 }
@@ -294,6 +292,12 @@ absl::Status Coordinator::CommitOne() {
   persisted_ = std::move(batch.update);
   StepLocked(RoundPersisted{round});
   if (hosted_ != nullptr && HostedSnapshotDueLocked(round)) hosted_due_ = round;
+  if (hosted_ == nullptr || !IsCheckedLocked(round)) return absl::OkStatus();
+  // What is published need not wait for the model to be hashed.
+  lock.unlock();
+  if (admission_lock.owns_lock()) admission_lock.unlock();
+  Deliver();
+  NoteHostedState(round);
   return absl::OkStatus();
 }
 
@@ -394,48 +398,6 @@ absl::Status Coordinator::MakeUpdate(const CommitJob& job, StoreBatch* batch) {
   return absl::OkStatus();
 }
 
-void Coordinator::AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,
-                               std::vector<WatchEvent>* events) {
-  const size_t at = events->size();
-  events->push_back(nullptr);
-  for (size_t i = 0; i < update.pieces.size(); ++i) {
-    const auto& [begin, end] = update.ranges[i];
-    if (watched.list().empty() || watched.Overlaps(begin, end)) {
-      events->push_back(update.pieces[i]);
-    }
-  }
-  auto record = std::make_shared<v1::WatchUpdatesResponse>();
-  *record->mutable_update() = update.record;
-  record->set_pieces_following(static_cast<uint32_t>(events->size() - at - 1));
-  (*events)[at] = std::move(record);
-}
-
-void Coordinator::SendUpdateLocked(const StoredUpdatePtr& update) {
-  for (const auto& [name, node] : nodes_) {
-    if (node.watch == nullptr) continue;
-    Delivery delivery{node.watch, {}, absl::nullopt};
-    AppendUpdate(*update, node.watched, &delivery.events);
-    deliveries_.push_back(std::move(delivery));
-  }
-}
-
-// Pushing may run the transport's code, which may call back here, so it happens without the mutex.
-// One thread delivers at a time, in order; the others leave theirs to it.
-void Coordinator::Deliver() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (delivering_) return;
-  delivering_ = true;
-  while (!deliveries_.empty()) {
-    Delivery delivery = std::move(deliveries_.front());
-    deliveries_.pop_front();
-    lock.unlock();
-    for (WatchEvent& event : delivery.events) delivery.queue->Push(std::move(event));
-    if (delivery.close.has_value()) delivery.queue->Close(*std::move(delivery.close));
-    lock.lock();
-  }
-  delivering_ = false;
-}
-
 uint32_t Coordinator::LearningRateBits(uint64_t round) const {
   return absl::bit_cast<uint32_t>(revisions_.LearningRateOf(round));
 }
@@ -451,28 +413,14 @@ void Coordinator::TickLoop() {
 }
 
 void Coordinator::Tick() {
-  const DeliverAfter deliver(this);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (stopping_ || !halted_.ok()) return;
-  StepLocked(Ticked{});
-  SayWhatIsWaitedForLocked(NowMs());
-}
-
-void Coordinator::SayWhatIsWaitedForLocked(int64_t now_ms) {
-  const Decision decision = machine_.Decide(now_ms);
-  if (decision.cause != cause_) {
-    cause_ = decision.cause;
-    cause_since_ms_ = now_ms;
-    cause_logged_ = false;
-    cause_told_ = false;
+  {
+    const DeliverAfter deliver(this);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_ || !halted_.ok()) return;
+    StepLocked(Ticked{});
+    SayWhatIsWaitedForLocked(NowMs());
   }
-  if (!cause_told_ && !machine_.finished() && now_ms - cause_since_ms_ >= kTellWaitAfterMs) {
-    cause_told_ = true;
-    history_.Waiting(decision.sentence, NowLocked());
-  }
-  if (cause_logged_ || machine_.finished() || now_ms - cause_since_ms_ < kLogWaitAfterMs) return;
-  cause_logged_ = true;
-  LogInfo(decision.sentence, {{"run", spec_.run()}});
+  JudgeStates();
 }
 
 bool Coordinator::finished() const {

@@ -13,6 +13,7 @@
 //   revisions.cc     UpdateRun: another spec from a round on
 //   fork.cc          what a fork of the run starts from
 //   pause.cc         PauseRun, ResumeRun: an operator lets no round open
+//   states.cc        whether nodes hold one state, and ChooseState: an operator says whose is right
 //   callers.cc       Heartbeat, LeaveRun, and what every call of an admitted node must pass
 //   submission.cc    Submit: what is checked before a contribution counts
 //   watches.cc       WatchUpdates: what a watcher is sent, and when
@@ -55,6 +56,7 @@
 #include "server/round.h"
 #include "server/snapshot_plan.h"
 #include "server/spec_revisions.h"
+#include "server/state_judge.h"
 #include "server/store.h"
 #include "server/store_trail.h"
 #include "spec/section_ranges.h"
@@ -119,6 +121,7 @@ class Coordinator final : public RoundHost {
   absl::StatusOr<v1::UpdateRunResponse> UpdateRun(const v1::UpdateRunRequest& request);
   absl::StatusOr<v1::PauseRunResponse> PauseRun(const v1::PauseRunRequest& request);
   absl::StatusOr<v1::ResumeRunResponse> ResumeRun(const v1::ResumeRunRequest& request);
+  absl::StatusOr<v1::ChooseStateResponse> ChooseState(const v1::ChooseStateRequest& request);
 
   // Looks at leases and deadlines. Called every kTickMs by a thread of its own, unless told not to.
   void Tick();
@@ -234,6 +237,7 @@ class Coordinator final : public RoundHost {
   absl::Status Resume();
   absl::Status ResumeLocked(const StoredState& state);
   absl::Status CheckMembers(const v1::StoredOpening& open) const;
+  absl::Status CheckMember(const std::string& node) const;
   void HaltLocked(absl::Status why);
   absl::Status WriteStore(const StoreBatch& batch);
   absl::Status CannotStore(const absl::Status& why);
@@ -309,6 +313,21 @@ class Coordinator final : public RoundHost {
   absl::StatusOr<uint64_t> SetPause(const RoundEvent& event, bool paused,
                                     const std::string& reason);
 
+  // states.cc
+  bool IsCheckedLocked(uint64_t round) const;
+  void NoteClosedLocked(uint64_t round);
+  void NoteHostedState(uint64_t round);
+  absl::Status TakeReportsLocked(const v1::HeartbeatRequest& request);
+  StateJudge::Verdict StateVerdictLocked() const;
+  void JudgeStates();
+  absl::Status CarryOutLocked(StateJudge::Verdict verdict);
+  std::string DisputeTextLocked() const;
+  void MarkDivergedLocked(const std::string& name);
+  absl::Status DivergedStatusLocked(const std::string& node) const;
+  bool HasRightSnapshotLocked() const;
+  bool HoldsRightStateLocked(const v1::JoinRunRequest& request) const;
+  absl::Status CheckHealedLocked(const v1::JoinRunRequest& request);
+
   // callers.cc
   absl::Status CheckHistoryLocked(const std::string& node, uint64_t last_round,
                                   const std::string& sha256);
@@ -359,6 +378,7 @@ class Coordinator final : public RoundHost {
   // catch_up.cc
   absl::Status CheckCatchUpLocked(const std::string& node, uint64_t last_round);
   void WantSnapshotLocked(uint64_t round);
+  bool NoSnapshotComesLocked() const;
 
   // outer_rounds.cc
   absl::Status CheckOuterHeader(const v1::SubmitHeader& header) const;
@@ -424,6 +444,7 @@ class Coordinator final : public RoundHost {
   absl::Status halted_;              // not OK: the run stands still, and this is everybody's answer
   std::set<std::string> differing_;  // nodes whose history was another one when they last said
   RoundMachine machine_;
+  StateJudge state_judge_;
   std::map<std::string, NodeState> nodes_;  // all of the spec's
   uint64_t last_incarnation_ = 0;
   ModelPtr model_;              // null: no node has joined
@@ -444,6 +465,7 @@ class Coordinator final : public RoundHost {
   std::string cause_;  // of the present wait, since when, and whether it was logged
   int64_t cause_since_ms_ = 0;
   bool cause_logged_ = false;
+  std::string logged_dispute_;    // a wait that was logged when it began
   bool cause_told_ = false;       // to those who watch rounds
   RoundHistory history_;          // has a lock of its own, taken after mutex_ or alone
   StoreTrail store_trail_;        // the same

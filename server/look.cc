@@ -1,12 +1,21 @@
 // What operators may see of the coordinator, and what is kept for them as a round goes by.
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "server/coordinator.h"
 #include "server/monitor_view.h"
 #include "spec/rounds.h"
 
 namespace isthmus {
+namespace {
+
+// A wait shorter than this is the normal life of a round and not worth a line.
+constexpr int64_t kLogWaitAfterMs = 3000;
+// The same for those who watch rounds.
+constexpr int64_t kTellWaitAfterMs = 1000;
+
+}  // namespace
 
 RunFacts Coordinator::Look() const {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -24,6 +33,7 @@ RunFacts Coordinator::Look() const {
   facts.store = store_trail_.Look();
   facts.watches_dropped = watches_dropped_;
   facts.budget = pieces_.Look();
+  facts.state_check = state_judge_.Stored();
   facts.last_update_sha256 = last_update_sha256_;
   facts.nodes.reserve(nodes_.size());
   for (const auto& [name, node] : nodes_) {
@@ -47,6 +57,23 @@ std::string Coordinator::StoppedSentenceLocked() const {
 std::string Coordinator::WaitingForLocked() const {
   std::string stopped = StoppedSentenceLocked();
   return stopped.empty() ? machine_.Decide(NowMs()).sentence : stopped;
+}
+
+void Coordinator::SayWhatIsWaitedForLocked(int64_t now_ms) {
+  const Decision decision = machine_.Decide(now_ms);
+  if (decision.cause != cause_) {
+    cause_ = decision.cause;
+    cause_since_ms_ = now_ms;
+    cause_logged_ = cause_ == logged_dispute_;
+    cause_told_ = false;
+  }
+  if (!cause_told_ && !machine_.finished() && now_ms - cause_since_ms_ >= kTellWaitAfterMs) {
+    cause_told_ = true;
+    history_.Waiting(decision.sentence, NowLocked());
+  }
+  if (cause_logged_ || machine_.finished() || now_ms - cause_since_ms_ < kLogWaitAfterMs) return;
+  cause_logged_ = true;
+  LogInfo(decision.sentence, {{"run", spec_.run()}});
 }
 
 uint64_t Coordinator::RoundWithoutRoomLocked() const {

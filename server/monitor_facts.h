@@ -53,12 +53,13 @@ struct RunFacts {
   uint64_t rounds = 0;                     // of the whole run
   absl::optional<v1::StoredFork> fork;     // where the start state came from; absent: no fork
   std::vector<v1::StoredRevision> coming;  // that hold in later rounds, ascending
-  std::string stopped;             // why the run stands still, if no node can change it; else empty
-  StoreLook store;                 // what writes have come to
-  BudgetLook budget;               // of contributions
-  uint64_t watches_dropped = 0;    // because their watchers fell behind
-  std::string last_update_sha256;  // of the last committed round's record
-  std::vector<NodeFacts> nodes;    // ascending by name
+  std::string stopped;           // why the run stands still, if no node can change it; else empty
+  StoreLook store;               // what writes have come to
+  BudgetLook budget;             // of contributions
+  uint64_t watches_dropped = 0;  // because their watchers fell behind
+  v1::StoredStateCheck state_check;  // whether nodes hold one state
+  std::string last_update_sha256;    // of the last committed round's record
+  std::vector<NodeFacts> nodes;      // ascending by name
   // Of the model; empty and 0 until a node has joined.
   std::string fingerprint;
   std::string start_state_sha256;

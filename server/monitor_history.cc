@@ -65,10 +65,11 @@ void RoundHistory::TookIn(uint64_t round, const std::string& node) {
   }
 }
 
-void RoundHistory::TookOut(uint64_t round, const std::string& node, const std::string& reason) {
+void RoundHistory::TookOut(uint64_t round, const std::string& node, v1::NodeOutcome outcome,
+                           const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (v1::RoundNode* found = FindNode(FindOpenLocked(round), node)) {
-    found->set_outcome(v1::NODE_OUTCOME_EVICTED);
+    found->set_outcome(outcome);
     found->set_reason(reason);
   }
 }

@@ -58,8 +58,9 @@ class RoundHistory {
   void Opened(const Opening& opening, const Moment& at);
   // A node was taken into an open round.
   void TookIn(uint64_t round, const std::string& node);
-  // A node was evicted, with what it had sent.
-  void TookOut(uint64_t round, const std::string& node, const std::string& reason);
+  // A node was evicted or its state differs: it is out, with what it had sent.
+  void TookOut(uint64_t round, const std::string& node, v1::NodeOutcome outcome,
+               const std::string& reason);
   void Completed(uint64_t round, const std::string& node, const Moment& at);
   // The coordinator has waited a while for something else than before.
   void Waiting(const std::string& sentence, const Moment& at);

@@ -42,6 +42,7 @@ v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
   const RoundMachine& machine = facts.machine;
   const NodePolicy policy = machine.PolicyOf(node.name);
   if (policy == NodePolicy::kEvict) return v1::NODE_STATE_EVICTED;
+  if (machine.IsDiverged(node.name)) return v1::NODE_STATE_HEALING;
   if (!machine.IsLive(node.name)) {
     if (node.incarnation == 0) return v1::NODE_STATE_NEVER_JOINED;
     return node.trail.left ? v1::NODE_STATE_LEFT : v1::NODE_STATE_LEASE_ENDED;
@@ -56,6 +57,7 @@ v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
     case Standing::kLeft:
     case Standing::kLeaseEnded:
     case Standing::kEvicted:
+    case Standing::kDiverged:
       break;
   }
   if (policy == NodePolicy::kDrain) return v1::NODE_STATE_DRAINING;
@@ -66,6 +68,7 @@ v1::NodeState StateOf(const RunFacts& facts, const NodeFacts& node) {
 v1::RunState StateOf(const RoundMachine& machine) {
   if (machine.finished()) return v1::RUN_STATE_FINISHED;
   const bool nothing_open = machine.newest_round() == 0;
+  if (machine.disputed() && nothing_open) return v1::RUN_STATE_DISPUTED;
   if (machine.paused() && nothing_open) return v1::RUN_STATE_PAUSED;
   const bool begun = machine.committed_round() > 0 || !nothing_open;
   return begun ? v1::RUN_STATE_RUNNING : v1::RUN_STATE_STARTING;
@@ -97,6 +100,30 @@ void SetBudgets(const RunFacts& facts, v1::Run* run) {
   times->set_total_ms(facts.store.total_ms);
 }
 
+void SetStateCheck(const RunFacts& facts, v1::Run* run) {
+  const auto copy = [](const v1::StoredStateHash& from, v1::ReportedState* to) {
+    to->set_node(from.node());
+    to->set_sha256(from.sha256());
+  };
+  const v1::StoredStateCheck& stored = facts.state_check;
+  v1::StateCheck* const check = run->mutable_state_check();
+  check->set_every_rounds(facts.spec->check_every());
+  check->set_agreed_round(stored.has_dispute() ? stored.dispute().agreed_round()
+                                               : stored.agreed_round());
+  check->set_disputed_round(stored.dispute().round());
+  for (const v1::StoredStateHash& state : stored.dispute().states()) {
+    copy(state, check->add_disputed());
+  }
+  for (const v1::StoredDivergence& divergence : stored.diverged()) {
+    v1::HealingNode* const healing = check->add_healing();
+    copy(divergence.state(), healing->mutable_state());
+    healing->set_round(divergence.round());
+    healing->set_right_sha256(divergence.right_sha256());
+  }
+  check->set_diverged_count(stored.diverged_count());
+  check->set_healed_count(stored.healed_count());
+}
+
 }  // namespace
 
 v1::NodeOutcome OutcomeOf(Standing standing) {
@@ -117,6 +144,8 @@ v1::NodeOutcome OutcomeOf(Standing standing) {
       return v1::NODE_OUTCOME_LEASE_ENDED;
     case Standing::kEvicted:
       return v1::NODE_OUTCOME_EVICTED;
+    case Standing::kDiverged:
+      return v1::NODE_OUTCOME_DIVERGED;
   }
   return v1::NODE_OUTCOME_UNSPECIFIED;
 }
@@ -166,6 +195,7 @@ v1::Run ViewOfRun(const RunFacts& facts, const RoundHistory::Pace& pace, bool wi
   run.set_pause_reason(machine.pause_reason());
   SetModel(facts, &run);
   SetBudgets(facts, &run);
+  SetStateCheck(facts, &run);
   run.set_last_update_sha256(facts.last_update_sha256);
   if (with_spec) *run.mutable_spec() = *facts.spec;
   run.set_spec_revision(facts.spec_revision);
@@ -217,6 +247,9 @@ v1::Node ViewOfNode(const RunFacts& facts, const NodeFacts& node) {
   }
   view.set_is_draining(machine.PolicyOf(node.name) == NodePolicy::kDrain);
   view.set_policy_reason(machine.PolicyReasonOf(node.name));
+  for (const v1::StoredDivergence& divergence : facts.state_check.diverged()) {
+    if (divergence.state().node() == node.name) view.set_diverged_round(divergence.round());
+  }
   const int place = NodeIndex(*facts.spec, node.name);
   if (place >= 0) view.set_data_parts(facts.spec->nodes(place).data_parts());
   return view;

@@ -25,6 +25,14 @@ absl::StatusOr<v1::PauseRunResponse> Coordinator::PauseRun(const v1::PauseRunReq
 
 absl::StatusOr<v1::ResumeRunResponse> Coordinator::ResumeRun(const v1::ResumeRunRequest& request) {
   ISTHMUS_RETURN_IF_ERROR(CheckRun(request.run()));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (machine_.disputed() && !machine_.paused()) {
+      return WithReason(absl::FailedPreconditionError(
+                            absl::StrCat("no operator has paused the run: ", DisputeTextLocked())),
+                        "STATES_DISPUTED");
+    }
+  }
   ISTHMUS_RETURN_IF_ERROR(SetPause(RunUnpaused(), false, "").status());
   return v1::ResumeRunResponse();
 }

@@ -29,8 +29,8 @@ absl::Status Damaged(const std::string& what) {
 
 // An operator has said something of the run, which must last.
 bool WasSpokenOf(const StoredState& state) {
-  return state.run.has_value() &&
-         (state.run->paused() || state.run->revisions_size() > 0 || state.run->has_fork());
+  return state.run.has_value() && (state.run->paused() || state.run->revisions_size() > 0 ||
+                                   state.run->has_fork() || state.run->has_state_check());
 }
 
 absl::Status CheckSameRun(const v1::StoredRun& kept, const v1::RunSpec& spec) {
@@ -66,11 +66,13 @@ absl::Status Coordinator::Resume() {
 }
 
 absl::Status Coordinator::CheckMembers(const v1::StoredOpening& open) const {
-  for (const std::string& member : open.members()) {
-    if (nodes_.count(member) != 0) continue;
-    return Damaged(absl::StrCat("member '", member, "' is not one of the spec's nodes"));
-  }
+  for (const std::string& member : open.members()) ISTHMUS_RETURN_IF_ERROR(CheckMember(member));
   return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckMember(const std::string& node) const {
+  if (nodes_.count(node) != 0) return absl::OkStatus();
+  return Damaged(absl::StrCat("member '", node, "' is not one of the spec's nodes"));
 }
 
 absl::Status Coordinator::ResumeLocked(const StoredState& state) {
@@ -87,6 +89,12 @@ absl::Status Coordinator::ResumeLocked(const StoredState& state) {
   resumed.committed_round = state.last_round;
   resumed.paused = run.paused();
   resumed.pause_reason = run.pause_reason();
+  if (run.has_state_check()) state_judge_.Resume(run.state_check());
+  resumed.dispute = DisputeTextLocked();
+  for (const auto& [node, divergence] : state_judge_.diverged()) {
+    ISTHMUS_RETURN_IF_ERROR(CheckMember(node));
+    resumed.diverged.push_back({node, DivergenceSentence(divergence)});
+  }
   for (const v1::StoredNode& kept : state.nodes) {
     const auto node = nodes_.find(kept.node());
     if (node == nodes_.end()) {
@@ -143,6 +151,7 @@ v1::StoredRun Coordinator::StoredRunOf(const ModelPtr& model,
   run.set_heldout_sha256(heldout_sha256);
   run.set_paused(machine_.paused());
   run.set_pause_reason(machine_.pause_reason());
+  if (state_judge_.has_something()) *run.mutable_state_check() = state_judge_.Stored();
   if (model == nullptr) return run;
   *run.mutable_manifest() = model->manifest;
   run.set_fingerprint(model->fingerprint);

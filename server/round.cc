@@ -56,7 +56,7 @@ void RoundMachine::ForgiveOwnPause(int64_t now_ms) {
 
 void RoundMachine::Apply(const NodeJoined& event, int64_t now_ms, Effects*) {
   Node& node = Find(event.node);
-  if (node.policy == NodePolicy::kEvict) return;
+  if (node.policy == NodePolicy::kEvict || !node.diverged.empty()) return;
   node.live = true;
   node.incarnation = event.incarnation;
   node.lease_until_ms = now_ms + settings_.lease_ms;
@@ -132,15 +132,34 @@ void RoundMachine::Apply(const NodePolicySet& event, int64_t, Effects* effects) 
   node.policy = event.policy;
   node.policy_reason = event.reason;
   if (event.policy != NodePolicy::kEvict) return;
-  EndMembership(event.node, Standing::kEvicted);
+  TakeOutNode(event.node, Standing::kEvicted, event.reason, effects);
+}
+
+void RoundMachine::TakeOutNode(const std::string& name, Standing standing,
+                               const std::string& reason, Effects* effects) {
+  EndMembership(name, standing);
   for (Opened& at : open_) {
     if (at.round == committing_round()) continue;  // in a round that has closed it stays
-    Part& part = at.parts[event.node];
-    part.standing = Standing::kEvicted;
+    Part& part = at.parts[name];
+    part.standing = standing;
     part.digest.clear();
-    part.reason = event.reason;
-    effects->push_back(TakeOut{at.round, event.node});
+    part.reason = reason;
+    effects->push_back(TakeOut{at.round, name});
   }
+}
+
+void RoundMachine::Apply(const NodeDiverged& event, int64_t, Effects* effects) {
+  Find(event.node).diverged = event.sentence;
+  TakeOutNode(event.node, Standing::kDiverged, event.sentence, effects);
+}
+
+void RoundMachine::Apply(const NodeHealed& event, int64_t, Effects*) {
+  Find(event.node).diverged.clear();
+}
+
+void RoundMachine::Apply(const StatesDisputed& event, int64_t now_ms, Effects* effects) {
+  dispute_ = event.sentence;
+  if (phase_ == Phase::kRunning) Open(now_ms, effects);
 }
 
 void RoundMachine::Apply(const RunPaused& event, int64_t, Effects*) {
@@ -209,9 +228,11 @@ void RoundMachine::Apply(const RunResumed& event, int64_t now_ms, Effects* effec
     node.policy_reason = said.reason;
     node.last_round = said.last_round;
   }
+  dispute_ = event.dispute;
+  for (const RunResumed::Diverged& said : event.diverged) Find(said.name).diverged = said.sentence;
   for (const RunResumed::Node& admitted : event.nodes) {
     Node& node = Find(admitted.name);
-    if (node.policy == NodePolicy::kEvict) continue;
+    if (node.policy == NodePolicy::kEvict || !node.diverged.empty()) continue;
     node.live = true;
     node.incarnation = admitted.incarnation;
     node.lease_until_ms = now_ms + settings_.lease_ms;
@@ -271,7 +292,7 @@ void RoundMachine::Decline(uint64_t round, const std::string& name, Standing sta
 }
 
 void RoundMachine::OpenFirst(int64_t now_ms, Effects* effects) {
-  if (phase_ != Phase::kStarting || start_awaited_ || paused_) return;
+  if (phase_ != Phase::kStarting || start_awaited_ || blocked()) return;
   const uint32_t ready = Ready();
   if (ready == 0 || ready < Needed(idle_)) return;
   phase_ = Phase::kRunning;
@@ -298,7 +319,7 @@ std::vector<std::string> RoundMachine::MembersOf(uint64_t round, uint64_t commit
 }
 
 void RoundMachine::Open(int64_t now_ms, Effects* effects) {
-  while (!paused_) {
+  while (!blocked()) {
     const uint64_t round = open_.empty() ? committed_ + 1 : open_.back().round + 1;
     if (round > settings_.steps || BaseOf(round) > committed_) return;
     OpenOne(round, now_ms, effects);
@@ -334,7 +355,8 @@ void RoundMachine::TakeInMissing(Opened* at, Effects* effects) {
     if (!BelowQuorum(*at)) return;
     Part& part = at->parts[name];
     const bool out = part.standing == Standing::kNotMember || part.standing == Standing::kLeft ||
-                     part.standing == Standing::kLeaseEnded || part.standing == Standing::kEvicted;
+                     part.standing == Standing::kLeaseEnded ||
+                     part.standing == Standing::kEvicted || part.standing == Standing::kDiverged;
     // Who refused or abstained is not asked again until it joins or sends again by itself.
     if (!out || !HoldsBase(node, at->round) || !MayTakePart(node, at->round)) continue;
     part.standing = Standing::kOutstanding;
@@ -367,7 +389,7 @@ void RoundMachine::Close(int64_t now_ms, Effects* effects) {
 
 Decision RoundMachine::Decide(int64_t now_ms) const {
   if (open_.empty() || committing_) {
-    std::string sentence = paused_ ? PauseSentence() : StartingSentence();
+    std::string sentence = blocked() ? BlockedSentence() : StartingSentence();
     if (committing_) {
       sentence = absl::StrCat("round ", committed_ + 1, ": committing");
     } else if (phase_ == Phase::kFinished) {
@@ -386,7 +408,7 @@ Decision RoundMachine::Decide(int64_t now_ms) const {
   }
   // That all were taken out is no answer: such a round waits for an operator.
   const bool all_declined =
-      Declined(at) > 0 && (NeedsAll(at) ? needed == 0 : Declined(at) >= at.settings.quorum);
+      Declined(at) > 0 && (NeedsAll(at) ? needed == 0 : Declined(at) >= needed);
   if (!outstanding && complete == 0 && all_declined) {
     const std::string sentence = absl::StrCat(prefix, "all members refused or abstained");
     return {Decision::Answer::kCommitVoid, sentence, sentence};

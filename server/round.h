@@ -118,6 +118,21 @@ struct RunPaused {     // the open rounds finish, and no other opens; again: ano
   std::string reason;  // the operator's words; may be empty
 };
 struct RunUnpaused {};
+// The node's state is not the run's: what it sent for rounds that take contributions is out, and it
+// is a member of none, nor waited for, until it is healed and joins with a state that is right. The
+// quorum is at most the number of nodes whose state is right, or none of them could be healed.
+struct NodeDiverged {
+  std::string node;
+  std::string sentence;  // not empty
+};
+struct NodeHealed {
+  std::string node;
+};
+// Nodes' states differ, and it is for an operator to say who is right: until then it is as with
+// RunPaused. Empty: that is settled.
+struct StatesDisputed {
+  std::string sentence;
+};
 struct SettingsRevised {    // they hold from a round on that has not opened; `steps` at once
   uint64_t from_round = 0;  // not below that of an earlier one
   RoundSettings settings;   // of the same nodes
@@ -145,6 +160,12 @@ struct RunResumed {
   std::vector<Policy> policies;
   bool paused = false;
   std::string pause_reason;
+  struct Diverged {
+    std::string name;
+    std::string sentence;
+  };
+  std::vector<Diverged> diverged;
+  std::string dispute;
   bool start_state_held = false;  // read where the settings name a start_node
 };
 struct RoundPersisted {
@@ -153,8 +174,8 @@ struct RoundPersisted {
 using RoundEvent =
     std::variant<NodeJoined, NodeAcknowledged, NodeHeard, NodeWaiting, ContributionComplete,
                  ContributionRefused, NodeAbstained, NodePushedBack, NodeLeft, NodePolicySet,
-                 RunPaused, RunUnpaused, SettingsRevised, Ticked, StartStateHeld, RoundPersisted,
-                 RunResumed>;
+                 RunPaused, RunUnpaused, NodeDiverged, NodeHealed, StatesDisputed, SettingsRevised,
+                 Ticked, StartStateHeld, RoundPersisted, RunResumed>;
 
 // Effects.
 struct OpenRound {
@@ -167,7 +188,8 @@ struct TakeIn {  // a node becomes a member of a round that is open already
   uint64_t round = 0;
   std::string node;
 };
-struct TakeOut {  // a node was evicted: drop what it sent for an open round, complete or not
+struct TakeOut {  // a node was evicted, or its state differs: drop what it sent for an open round,
+                  // complete or not
   uint64_t round = 0;
   std::string node;
 };
@@ -207,6 +229,7 @@ enum class Standing {
   kLeft,
   kLeaseEnded,
   kEvicted,
+  kDiverged,
 };
 
 // May the oldest open round close, and why not.
@@ -241,6 +264,9 @@ class RoundMachine {
   // An operator lets no round open. Some may be open that were so before.
   bool paused() const { return paused_; }
   const std::string& pause_reason() const { return pause_reason_; }
+  // Nor does a dispute about whose state is right.
+  bool disputed() const { return !dispute_.empty(); }
+  bool IsDiverged(const std::string& node) const { return !Find(node).diverged.empty(); }
 
   // In the oldest round that is open or being committed; where none is, in the last one. And in a
   // round: one that is not open has no members.
@@ -287,13 +313,14 @@ class RoundMachine {
     NodePolicy policy = NodePolicy::kNone;
     std::string policy_reason;
     uint64_t last_round = 0;  // kDrain: a member of no later one
+    std::string diverged;     // how its state differs from the run's; empty: it does not
   };
   // What a node is to a round.
   struct Part {
     Standing standing = Standing::kNotMember;
     std::string digest;       // kComplete
     int64_t complete_ms = 0;  // kComplete
-    std::string reason;       // kRefused, kAbstained, kLeft, kEvicted
+    std::string reason;       // kRefused, kAbstained, kLeft, kEvicted, kDiverged
     // From the first time that it was pushed back until it may be expected after the last.
     int64_t held_up_from_ms = 0;
     int64_t held_up_until_ms = 0;  // the same: it was not
@@ -319,6 +346,9 @@ class RoundMachine {
   void Apply(const NodePolicySet& event, int64_t now_ms, Effects* effects);
   void Apply(const RunPaused& event, int64_t now_ms, Effects* effects);
   void Apply(const RunUnpaused& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodeDiverged& event, int64_t now_ms, Effects* effects);
+  void Apply(const NodeHealed& event, int64_t now_ms, Effects* effects);
+  void Apply(const StatesDisputed& event, int64_t now_ms, Effects* effects);
   void Apply(const SettingsRevised& event, int64_t now_ms, Effects* effects);
   void Apply(const Ticked& event, int64_t now_ms, Effects* effects);
   void Apply(const StartStateHeld& event, int64_t now_ms, Effects* effects);
@@ -336,6 +366,11 @@ class RoundMachine {
   const Opened* FindRound(uint64_t round) const;  // or is being committed
   void ForgiveOwnPause(int64_t now_ms);
   void EndMembership(const std::string& name, Standing standing);
+  // And what it sent does not count where the round takes contributions.
+  void TakeOutNode(const std::string& name, Standing standing, const std::string& reason,
+                   Effects* effects);
+  // No round opens, whatever else holds.
+  bool blocked() const { return paused_ || !dispute_.empty(); }
   void Decline(uint64_t round, const std::string& name, Standing standing,
                const std::string& reason);
   void Advance(int64_t now_ms, Effects* effects);
@@ -360,6 +395,7 @@ class RoundMachine {
   bool NeedsAll(const Opened& at) const { return at.settings.quorum == nodes_.size(); }
   uint32_t Ready() const;
   uint32_t Needed(const Opened& at) const;
+  uint32_t CountDiverged() const;
   bool BelowQuorum(const Opened& at) const;
   static uint32_t Count(const Opened& at, Standing standing);
   static uint32_t Declined(const Opened& at);
@@ -371,7 +407,7 @@ class RoundMachine {
   std::string OutstandingSentence() const;
   std::string MissingSentence() const;
   std::string PolicySentence() const;
-  std::string PauseSentence() const;
+  std::string BlockedSentence() const;
   std::string AlsoOpenSentence() const;
   std::string Describe(const std::string& name) const;
 
@@ -396,6 +432,7 @@ class RoundMachine {
   Phase phase_ = Phase::kStarting;
   bool paused_ = false;
   std::string pause_reason_;
+  std::string dispute_;
   bool start_awaited_;  // no round opens yet
   uint64_t committed_ = 0;
   int64_t last_step_ms_ = -1;  // -1: none yet

@@ -66,9 +66,13 @@ uint32_t RoundMachine::Declined(const Opened& at) {
 
 // Where the quorum is all nodes, one that has answered with nothing is not waited for: it would
 // compute the same again, and the run would stand for ever. Nor is one that an operator has taken
-// out. A smaller quorum is a promise about how many contributions an update has, and stays.
+// out. A smaller quorum is a promise about how many contributions an update has, and stays: but for
+// nodes that can be healed only by the state after a round that has still to open.
 uint32_t RoundMachine::Needed(const Opened& at) const {
-  if (!NeedsAll(at)) return at.settings.quorum;
+  if (!NeedsAll(at)) {
+    const auto right = static_cast<uint32_t>(nodes_.size()) - CountDiverged();
+    return std::min(at.settings.quorum, std::max(1u, right));
+  }
   uint32_t needed = at.settings.quorum - Declined(at);
   for (const auto& [name, part] : at.parts) {
     const bool declined =
@@ -76,6 +80,12 @@ uint32_t RoundMachine::Needed(const Opened& at) const {
     if (!declined && IsOut(name, at)) --needed;
   }
   return needed;
+}
+
+uint32_t RoundMachine::CountDiverged() const {
+  uint32_t count = 0;
+  for (const auto& [name, node] : nodes_) count += node.diverged.empty() ? 0 : 1;
+  return count;
 }
 
 uint32_t RoundMachine::Ready() const {
@@ -87,6 +97,7 @@ uint32_t RoundMachine::Ready() const {
 }
 
 bool RoundMachine::MayTakePart(const Node& node, uint64_t round) {
+  if (!node.diverged.empty()) return false;
   if (node.policy == NodePolicy::kDrain) return round <= node.last_round;
   return node.policy == NodePolicy::kNone;
 }
@@ -94,7 +105,7 @@ bool RoundMachine::MayTakePart(const Node& node, uint64_t round) {
 bool RoundMachine::IsOut(const std::string& name, const Opened& at) const {
   const Node& node = Find(name);
   const Standing standing = PartOf(at, name).standing;
-  if (node.policy == NodePolicy::kNone) return false;
+  if (node.policy == NodePolicy::kNone && node.diverged.empty()) return false;
   if (standing == Standing::kOutstanding || standing == Standing::kComplete) return false;
   // A quorum that is a promise may still need it in the round that it finishes.
   return NeedsAll(at) || !MayTakePart(node, at.round);

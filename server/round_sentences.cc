@@ -25,7 +25,7 @@ Decision RoundMachine::Wait(int64_t now_ms) const {
       "quorum ", needed, " of ", nodes_.size(),
       complete >= needed ? " reached" : absl::StrCat(" not reached (", complete, " complete)"),
       PolicySentence());
-  const std::string after = paused_ ? absl::StrCat("; then ", PauseSentence()) : "";
+  const std::string after = blocked() ? absl::StrCat("; then ", BlockedSentence()) : "";
   const int64_t left_ms = CloseLeftMs(at, now_ms);
   std::string time = "no deadline";
   if (left_ms == 0) time = "deadline passed";
@@ -85,14 +85,18 @@ std::string RoundMachine::PolicySentence() const {
   std::string text;
   for (const auto& [name, node] : nodes_) {
     if (!IsOut(name, Front())) continue;
+    const bool is_diverged = !node.diverged.empty() && node.policy != NodePolicy::kEvict;
     absl::StrAppend(&text, "; ", name,
-                    node.policy == NodePolicy::kEvict ? " is evicted" : " drains",
-                    InBrackets(node.policy_reason));
+                    is_diverged                         ? " heals from a snapshot"
+                    : node.policy == NodePolicy::kEvict ? " is evicted"
+                                                        : " drains",
+                    InBrackets(is_diverged ? node.diverged : node.policy_reason));
   }
   return text;
 }
 
-std::string RoundMachine::PauseSentence() const {
+std::string RoundMachine::BlockedSentence() const {
+  if (!dispute_.empty()) return dispute_;
   return absl::StrCat("paused by an operator", pause_reason_.empty() ? "" : ": ", pause_reason_,
                       "; isthmusctl runs resume ", settings_.run);
 }
@@ -115,6 +119,7 @@ std::string RoundMachine::Describe(const std::string& name) const {
       what = "lease ended";
       break;
     case Standing::kEvicted:  // and admitted since
+    case Standing::kDiverged:
     case Standing::kNotMember:
       what = node.live ? absl::StrCat("catching up, holds round ", node.acknowledged)
                        : "not connected";
@@ -134,7 +139,7 @@ std::string RoundMachine::Describe(const std::string& name) const {
 std::vector<std::string> RoundMachine::Awaited() const {
   std::vector<std::string> names, taken_out;
   if (committing_ || phase_ == Phase::kFinished) return names;
-  if (paused_ && open_.empty()) return names;  // an operator is
+  if (blocked() && open_.empty()) return names;  // an operator is
   const Opened& at = Front();
   const bool some_send = !open_.empty() && Count(at, Standing::kOutstanding) > 0;
   for (const auto& [name, node] : nodes_) {

@@ -281,7 +281,9 @@ void Coordinator::BeginPlanLocked(const v1::StoredSnapshotPlan& plan) {
 }
 
 void Coordinator::ResumeSnapshotsLocked(const StoredState& state) {
-  snapshots_ = state.snapshots;
+  for (const v1::StoredSnapshot& snapshot : state.snapshots) {
+    if (!state_judge_.Distrusts(snapshot.facts().round())) snapshots_.push_back(snapshot);
+  }
   snapshot_plan_.Resume(state.plan, state.snapshots, NowMs());
   const v1::StoredSnapshotPlan* plan = snapshot_plan_.plan();
   if (plan == nullptr) return;

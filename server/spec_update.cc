@@ -47,6 +47,7 @@ constexpr absl::string_view kMayChange[] = {
     "codec.reply.",
     "codec.update_form",
     "snapshot.every_rounds",
+    "check_every",
     "schedule.",
     "aggregate.",
     "outer.lr",
@@ -72,6 +73,7 @@ constexpr absl::string_view kMayChangeUnderWay[] = {
     "optimizer.lr_final_ratio",
     "optimizer.weight_decay",
     "snapshot.every_rounds",
+    "check_every",
 };
 
 // What agents have from the spec they joined with.

@@ -183,6 +183,48 @@ void Coordinator::SendOpenedLocked(const std::string& node, uint64_t round) {
   deliveries_.push_back({state.watch, {OpenedEventLocked(node, round)}, absl::nullopt});
 }
 
+void Coordinator::AppendUpdate(const StoredUpdate& update, const ChunkRanges& watched,
+                               std::vector<WatchEvent>* events) {
+  const size_t at = events->size();
+  events->push_back(nullptr);
+  for (size_t i = 0; i < update.pieces.size(); ++i) {
+    const auto& [begin, end] = update.ranges[i];
+    if (watched.list().empty() || watched.Overlaps(begin, end)) {
+      events->push_back(update.pieces[i]);
+    }
+  }
+  auto record = std::make_shared<v1::WatchUpdatesResponse>();
+  *record->mutable_update() = update.record;
+  record->set_pieces_following(static_cast<uint32_t>(events->size() - at - 1));
+  (*events)[at] = std::move(record);
+}
+
+void Coordinator::SendUpdateLocked(const StoredUpdatePtr& update) {
+  for (const auto& [name, node] : nodes_) {
+    if (node.watch == nullptr) continue;
+    Delivery delivery{node.watch, {}, absl::nullopt};
+    AppendUpdate(*update, node.watched, &delivery.events);
+    deliveries_.push_back(std::move(delivery));
+  }
+}
+
+// Pushing may run the transport's code, which may call back here, so it happens without the mutex.
+// One thread delivers at a time, in order; the others leave theirs to it.
+void Coordinator::Deliver() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (delivering_) return;
+  delivering_ = true;
+  while (!deliveries_.empty()) {
+    Delivery delivery = std::move(deliveries_.front());
+    deliveries_.pop_front();
+    lock.unlock();
+    for (WatchEvent& event : delivery.events) delivery.queue->Push(std::move(event));
+    if (delivery.close.has_value()) delivery.queue->Close(*std::move(delivery.close));
+    lock.lock();
+  }
+  delivering_ = false;
+}
+
 void Coordinator::CloseWatchLocked(NodeState* node, absl::Status status) {
   if (node->watch == nullptr) return;
   deliveries_.push_back({std::exchange(node->watch, nullptr), {}, std::move(status)});

@@ -45,6 +45,11 @@ uint64_t StepAfterRound(const v1::RunSpec& spec, uint64_t round);
 // Most steps that a round has.
 uint64_t StepsOfRoundMax(const v1::RunSpec& spec);
 
+// Whether nodes say what their state hashes to after this round (RunSpec.check_every).
+inline bool IsChecked(const v1::RunSpec& spec, uint64_t round) {
+  return spec.check_every() != 0 && round != 0 && round % spec.check_every() == 0;
+}
+
 // The learning rate of the round's last step: gamma of the outer step. 1 <= round <= Rounds(spec).
 float RoundLearningRate(const v1::RunSpec& spec, uint64_t round);
 

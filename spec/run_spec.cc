@@ -157,6 +157,9 @@ void FillDefaults(v1::RunSpec* spec) {
   FillTiming(spec);
   v1::SnapshotSpec* snapshot = spec->mutable_snapshot();
   if (snapshot->every_rounds() == 0) snapshot->set_every_rounds(kSnapshotEveryDefault);
+  if (!spec->has_check_every()) {
+    spec->set_check_every(spec->allow_drift() ? 0 : kCheckEveryDefault);
+  }
 }
 
 absl::Status WithoutEffect(absl::string_view field, absl::string_view where) {
@@ -286,6 +289,11 @@ bool ReadsMagnitudes(v1::OuterKind kind) {
 
 std::vector<std::string> SpecWarnings(const v1::RunSpec& spec) {
   std::vector<std::string> warnings;
+  if (spec.allow_drift()) {
+    warnings.push_back(
+        "the nodes' parameters drift apart (allow_drift), so there is no common state: nodes are "
+        "not compared (check_every) or healed, there are no snapshots, and none can come late.");
+  }
   if (HasMomentum(spec.codec()) && !spec.codec().sign() && LrInMomentum(spec.codec())) {
     warnings.push_back(
         "codec.sign is false, so the learning rate acts twice: it weighs the gradient in the "

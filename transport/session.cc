@@ -54,6 +54,16 @@ void SessionImpl::Acknowledge(uint64_t round, const std::string& update_sha256) 
   changed_.notify_all();
 }
 
+void SessionImpl::AddCheck(uint64_t round, const std::string& state_sha256) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = checks_.find(round);
+  if (found != checks_.end() && found->second == state_sha256) return;
+  checks_[round] = state_sha256;
+  if (checks_.size() > kStateReportsMax) checks_.erase(checks_.begin());
+  state_untold_ = true;
+  changed_.notify_all();
+}
+
 void SessionImpl::SetStateReport(uint64_t round, const std::string& sha256) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_.round == round && state_.sha256 == sha256) return;

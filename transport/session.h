@@ -107,6 +107,10 @@ class Session {
   // SHA-256 of the state after a round whose SnapshotDuty asked for it (ROLE_NODE heartbeats).
   virtual void SetStateReport(uint64_t round, const std::string& sha256) = 0;
 
+  // SHA-256 of the state after a checked round (RunSpec.check_every); the last kStateReportsMax of
+  // them are said in every heartbeat (ROLE_NODE).
+  virtual void AddCheck(uint64_t round, const std::string& state_sha256) = 0;
+
   // Whether a submission is on its way to the server now.
   virtual bool busy() const = 0;
 

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,6 +40,7 @@ class SessionImpl final : public Session {
   void Acknowledge(uint64_t round, const std::string& update_sha256) override;
   void SetCheckpointRound(uint64_t round) override;
   void SetStateReport(uint64_t round, const std::string& sha256) override;
+  void AddCheck(uint64_t round, const std::string& state_sha256) override;
   bool busy() const override { return sending_; }
   void SetWaitingFor(const std::string& sentence) override;
   void Leave(const std::string& reason) override;
@@ -100,7 +102,8 @@ class SessionImpl final : public Session {
   uint64_t told_round_;  // the last acknowledged round that a message carried
   uint64_t checkpoint_round_ = 0;
   RoundHash state_;            // the last that was reported
-  bool state_untold_ = false;  // and no heartbeat has told it to this server
+  bool state_untold_ = false;  // and no heartbeat has told it, or a check, to this server
+  std::map<uint64_t, std::string> checks_;  // by round
   std::string waiting_for_;
   uint64_t attempt_;
   v1::JoinRunResponse joined_;  // the last one; its spec's sizes are small

@@ -126,6 +126,11 @@ v1::HeartbeatRequest SessionImpl::MakeHeartbeat() const {
   request.set_checkpoint_round(checkpoint_round_);
   request.set_state_round(state_.round);
   request.set_state_sha256(state_.sha256);
+  for (const auto& [round, sha256] : checks_) {
+    v1::StateReport* const check = request.add_checks();
+    check->set_round(round);
+    check->set_sha256(sha256);
+  }
   return request;
 }
 

@@ -276,6 +276,7 @@ absl::Status AgentImpl::StartSession() {
   open_.clear();
   log_.emplace(options.join.last_round(), kKeptUpdateBytesMax);
   revised_.clear();
+  state_parts_ = StateParts();
   left_reason_.clear();
   SetUpstreamWaiting(absl::StrCat("connecting to ", options_.coordinator));
   ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));

@@ -30,6 +30,7 @@
 #include "worker/rank_group.h"
 #include "worker/round_log.h"
 #include "worker/state_folder.h"
+#include "worker/state_parts.h"
 
 namespace isthmus {
 
@@ -116,6 +117,7 @@ class AgentImpl final : public Agent, private SessionListener {
 
   // agent_snapshots.cc
   void YieldToContribution();
+  void TakeStatePart(const v1::HeartbeatRequest& request);
 
   // agent_control.cc
   void Control();
@@ -179,6 +181,7 @@ class AgentImpl final : public Agent, private SessionListener {
   uint64_t first_incarnation_ = 0;  // of this group; ranks with less belong to an older one
   std::string previous_sha256_;     // of the last record that came down
   uint64_t acknowledged_ = 0;       // told upstream
+  StateParts state_parts_;          // of the ranks
   std::optional<RoundLog> log_;
   std::vector<WatchEvent> revised_;  // of the spec, as the session was told, ascending
   struct OpenRound {

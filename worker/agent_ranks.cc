@@ -166,6 +166,7 @@ absl::StatusOr<v1::HeartbeatResponse> AgentImpl::Heartbeat(const v1::HeartbeatRe
       if (!request.state_sha256().empty()) {
         session_->SetStateReport(request.state_round(), request.state_sha256());
       }
+      if (request.has_state_part()) TakeStatePart(request);
     }
   }
   v1::HeartbeatResponse response;

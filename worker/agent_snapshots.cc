@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/limits.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "transport/errors.h"
 #include "worker/agent_impl.h"
@@ -52,6 +53,18 @@ class UploadRelay final : public SnapshotSink {
   AgentImpl* const agent_;
   const std::unique_ptr<SnapshotUpload> upload_;
 };
+
+// Under the mutex.
+void AgentImpl::TakeStatePart(const v1::HeartbeatRequest& request) {
+  const absl::StatusOr<std::string> sha256 =
+      state_parts_.Add(request.state_part(), *group_->grid());
+  if (!sha256.ok()) {  // a bug of the rank's, which it cannot mend by saying it again
+    LogError("a rank's part of the state is of no use",
+             {{"rank", absl::StrCat(request.rank())}, {"why", sha256.status().ToString()}});
+  } else if (!sha256->empty()) {
+    session_->AddCheck(request.state_part().round(), *sha256);
+  }
+}
 
 void AgentImpl::YieldToContribution() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kSnapshotYieldMs);

@@ -139,6 +139,7 @@ std::string SummaryJson(const TrainSummary& summary) {
   json["fresh_residual_norm"] = Number(summary.fresh_residual_norm);
   json["checkpoints"] = summary.checkpoints;
   json["checkpoint_ms_max"] = Number(summary.checkpoint_ms_max);
+  json["check_ms_max"] = Number(summary.check_ms_max);
   json["state_sha256"] = HexPrefix(summary.state_sha256, 64);
   json["steps"] = summary.steps;
   json["seconds"] = Number(summary.seconds);

@@ -61,6 +61,7 @@ struct TrainSummary {
   double fresh_residual_norm = 0;
   uint64_t checkpoints = 0;      // begun
   double checkpoint_ms_max = 0;  // the longest time that one kept a round waiting
+  double check_ms_max = 0;       // the same of the state's comparison with others (check_every)
   std::string state_sha256;      // 32 bytes
   double seconds = 0;
   std::string sample;  // text the model wrote; empty: none was asked for

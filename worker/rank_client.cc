@@ -15,6 +15,7 @@
 #include "spec/piece.h"
 #include "transport/backoff.h"
 #include "transport/errors.h"
+#include "worker/rank_reports.h"
 #include "worker/snapshot_fetch.h"
 #include "worker/snapshot_uploader.h"
 #include "worker/untaken.h"
@@ -58,6 +59,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
   void Acknowledge(const Update& update) override;
   void Checkpointed(uint64_t round) override;
   void ReportState(uint64_t round, const std::string& sha256) override;
+  void ReportParts(std::vector<v1::StatePart> parts) override;
   void UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) override;
   void FinishUpload() override;
   absl::StatusOr<v1::SnapshotFacts> FetchSnapshot(
@@ -83,11 +85,6 @@ class RankClientImpl final : public RankClient, private SessionListener {
                     int64_t timeout_ms);
   void Tell(const std::string& sentence);
   std::string AskWhy();
-  // Something that the agent should know and was not told. Under the mutex.
-  bool Untold() const {
-    return acknowledged_ > told_acknowledged_ || checkpointed_ > told_checkpointed_ ||
-           state_untold_;
-  }
   Update TakeUpdate();
   void Send(const v1::RoundOpened& opened, std::shared_ptr<Submission> submission);
   absl::Status NotJoined() const { return absl::FailedPreconditionError("call Join first"); }
@@ -107,14 +104,7 @@ class RankClientImpl final : public RankClient, private SessionListener {
   UntakenUpdates updates_;
   UntakenRevisions revised_;
   std::optional<uint64_t> finished_round_;
-  uint64_t acknowledged_ = 0;
-  uint64_t told_acknowledged_ = 0;  // to the agent
-  int64_t untold_since_ms_ = 0;     // where acknowledged_ is more than that
-  uint64_t checkpointed_ = 0;
-  uint64_t told_checkpointed_ = 0;
-  uint64_t state_round_ = 0;  // the last that was reported, and its hash
-  std::string state_sha256_;
-  bool state_untold_ = false;
+  RankReports reports_;
   std::optional<absl::Status> ended_;
 
   std::unique_ptr<Session> session_;  // its threads end before the rest goes
@@ -132,7 +122,7 @@ void RankClientImpl::Tell(const std::string& sentence) {
 absl::Status RankClientImpl::Wait(std::unique_lock<std::mutex>* lock,
                                   const std::function<bool()>& ready, int64_t timeout_ms) {
   const int64_t start_ms = clock_.NowMs();
-  int64_t ask_ms = start_ms + (Untold() ? kTellMs : kAskWhyMs);
+  int64_t ask_ms = start_ms + (reports_.untold() ? kTellMs : kAskWhyMs);
   std::string why;
   while (true) {
     if (ended_.has_value()) return *ended_;
@@ -161,29 +151,26 @@ absl::Status RankClientImpl::Wait(std::unique_lock<std::mutex>* lock,
   return absl::OkStatus();
 }
 
-// What the agent waits for; empty when it does not say.
+// What the agent waits for; empty when it does not say. Tells it what it does not know.
 std::string RankClientImpl::AskWhy() {
-  v1::HeartbeatRequest request;
-  {
+  while (true) {
+    v1::HeartbeatRequest request;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!joined_.has_value()) return "";
+      request.set_run(joined_->spec().run());
+      request.set_node(joined_->node());
+      request.set_incarnation(joined_->incarnation());
+      request.set_role(v1::ROLE_RANK);
+      request.set_rank(rank_);
+      reports_.Fill(&request);
+    }
+    const auto answer = client_->Heartbeat(request);
+    if (!answer.ok()) return "";
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!joined_.has_value()) return "";
-    request.set_run(joined_->spec().run());
-    request.set_node(joined_->node());
-    request.set_incarnation(joined_->incarnation());
-    request.set_role(v1::ROLE_RANK);
-    request.set_rank(rank_);
-    request.set_acknowledged_round(acknowledged_);
-    request.set_checkpoint_round(checkpointed_);
-    request.set_state_round(state_round_);
-    request.set_state_sha256(state_sha256_);
-    told_acknowledged_ = acknowledged_;
+    reports_.Told(request);
+    if (!reports_.has_part()) return answer->waiting_for();
   }
-  const auto answer = client_->Heartbeat(request);
-  if (!answer.ok()) return "";
-  std::lock_guard<std::mutex> lock(mutex_);
-  told_checkpointed_ = std::max(told_checkpointed_, request.checkpoint_round());
-  if (request.state_sha256() == state_sha256_) state_untold_ = false;
-  return answer->waiting_for();
 }
 
 absl::StatusOr<v1::JoinRunResponse> RankClientImpl::FetchSpec() {
@@ -238,7 +225,7 @@ absl::StatusOr<v1::JoinRunResponse> RankClientImpl::Join(const v1::JoinRunReques
   {
     std::lock_guard<std::mutex> lock(mutex_);
     waiting_ = absl::StrCat("connecting to the agent at ", options_.agent);
-    acknowledged_ = told_acknowledged_ = request.last_round();
+    reports_.Begin(request.last_round());
     ended_.reset();
   }
   ISTHMUS_ASSIGN_OR_RETURN(session_, Session::Start(options));
@@ -319,7 +306,7 @@ void RankClientImpl::Send(const v1::RoundOpened& opened, std::shared_ptr<Submiss
     if (!joined_.has_value()) return;
     submission->attempt = joined_->attempt();
     submission->codec = ContributionLayout(joined_->spec().codec());
-    told_acknowledged_ = acknowledged_;
+    reports_.ToldAcknowledged();
   }
   const uint64_t round = opened.round();
   session_->Submit(std::move(submission), [round](const absl::Status& status) {
@@ -350,9 +337,7 @@ void RankClientImpl::Acknowledge(const Update& update) {
   bool is_due = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (acknowledged_ <= told_acknowledged_) untold_since_ms_ = now_ms;
-    acknowledged_ = update.committed->record.round();
-    is_due = now_ms - untold_since_ms_ >= kTellMs;
+    is_due = reports_.Acknowledge(update.committed->record.round(), now_ms, kTellMs);
   }
   // A rank that catches up with short rounds finds the next update there whenever it looks: no wait
   // of it lasts long enough to tell anything.
@@ -362,7 +347,7 @@ void RankClientImpl::Acknowledge(const Update& update) {
 void RankClientImpl::Checkpointed(uint64_t round) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    checkpointed_ = std::max(checkpointed_, round);
+    reports_.Checkpointed(round);
   }
   AskWhy();  // a short call to this machine's agent; what fails is told in the next wait
 }
@@ -370,9 +355,15 @@ void RankClientImpl::Checkpointed(uint64_t round) {
 void RankClientImpl::ReportState(uint64_t round, const std::string& sha256) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    state_round_ = round;
-    state_sha256_ = sha256;
-    state_untold_ = true;
+    reports_.State(round, sha256);
+  }
+  AskWhy();
+}
+
+void RankClientImpl::ReportParts(std::vector<v1::StatePart> parts) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reports_.Parts(std::move(parts));
   }
   AskWhy();
 }
@@ -436,8 +427,7 @@ void RankClientImpl::Leave(const std::string& reason) {
 void RankClientImpl::OnJoined(const v1::JoinRunResponse& joined) {
   std::lock_guard<std::mutex> lock(mutex_);
   joined_ = joined;
-  told_checkpointed_ = 0;  // perhaps it is another process
-  state_untold_ = !state_sha256_.empty();
+  reports_.Rejoined();
   waiting_.clear();
   changed_.notify_all();
 }

@@ -100,6 +100,9 @@ class RankClient {
   // What this node's state after `round` hashes to (RoundOpened.snapshot asked for it). Told as a
   // checkpoint is.
   virtual void ReportState(uint64_t round, const std::string& sha256) = 0;
+  // What this rank knows of its node's state after a checked round (worker/state_copy.h). May be
+  // called from another thread, but not while Join is.
+  virtual void ReportParts(std::vector<v1::StatePart> parts) { (void)parts; }
   // Sends it in the background, in place of an earlier one; given up when the client goes.
   virtual void UploadSnapshot(std::shared_ptr<const SnapshotParts> parts) = 0;
   // Until that is done, is not wanted, or makes no progress.

@@ -21,6 +21,7 @@
 #include "worker/rank_client.h"
 #include "worker/rank_data.h"
 #include "worker/sharded_model.h"
+#include "worker/state_copy.h"
 #include "worker/train_state.h"
 
 namespace isthmus {
@@ -63,6 +64,12 @@ class Replica {
   TrainState State();
   absl::Status SetState(TrainState state);
 
+  // A copy of what this rank holds of the replicated state at `step`, to be hashed; its round is
+  // the caller's to fill in. Not of all ranks, but after a StateFacts.
+  absl::StatusOr<StateCopy> CopyForCheck(uint64_t step);
+  // For tests: a bit of the first value that this rank holds of the replicated state becomes
+  // another one.
+  void FlipBit(int bit);
   // A copy of what this rank holds of the replicated state; its facts are the caller's to fill in.
   SnapshotParts CopyState();
   // Takes this rank's part of a snapshot in place of its own: parameters and the base optimizer's

@@ -27,6 +27,39 @@ std::vector<uint64_t> Replica::PartBegins() {
   return begins;
 }
 
+absl::StatusOr<StateCopy> Replica::CopyForCheck(uint64_t step) {
+  StateCopy copy;
+  std::vector<TensorPart<const float>> parts = AsConst(model_->parameters());
+  const Sections sections = method_->StateSections(parts);
+  const bool has_powers = sections.size() > 1;
+  const StepState step_state = method_->step_state();
+  copy.facts.set_step(step);
+  copy.facts.set_sections(static_cast<uint32_t>(sections.size()));
+  copy.facts.set_beta1_power_bits(
+      absl::bit_cast<uint64_t>(has_powers ? step_state.beta1_power : 1.0));
+  copy.facts.set_beta2_power_bits(
+      absl::bit_cast<uint64_t>(has_powers ? step_state.beta2_power : 1.0));
+  copy.facts.set_frozen_sha256(frozen_sha256_);
+  for (uint32_t section = 0; section < sections.size(); ++section) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      parts[i].data = sections[section][i];
+      ISTHMUS_RETURN_IF_ERROR(CopyPart(model_->grid(), section, parts[i], &copy));
+    }
+  }
+  return copy;
+}
+
+void Replica::FlipBit(int bit) {
+  const Sections sections = method_->StateSections(AsConst(model_->parameters()));
+  for (const absl::Span<const float> values : sections.front()) {
+    if (values.empty()) continue;
+    auto* const value = const_cast<float*>(values.data());
+    *value = absl::bit_cast<float>(absl::bit_cast<uint32_t>(*value) ^ (uint32_t{1} << bit));
+    break;
+  }
+  model_->ParametersChanged();
+}
+
 SnapshotParts Replica::CopyState() {
   SnapshotParts copy;
   const std::vector<uint64_t> begins = PartBegins();

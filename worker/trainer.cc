@@ -386,6 +386,7 @@ absl::Status Trainer::Apply(const RankClient::Update& update) {
   summary_.skipped_steps = report_.skipped_steps = skipped_.steps();
   summary_.skipped_sequences = report_.skipped_sequences =
       skipped_.steps() * spec_.data().sequences_per_node();
+  ISTHMUS_RETURN_IF_ERROR(CheckState());
   if (update.included) {
     summary_.tokens += sent_.tokens * static_cast<uint64_t>(options_.group->ranks());
   }

@@ -65,8 +65,11 @@ struct TrainerOptions {
   int threads = 1;
   // Of forward and backward.
   at::Device device = at::kCPU;
-  int64_t micro_batch = 0;     // sequences computed at a time; 0: all of a rank's
-  bool quiet = false;          // nothing on stdout
+  int64_t micro_batch = 0;  // sequences computed at a time; 0: all of a rank's
+  bool quiet = false;       // nothing on stdout
+  // For tests of what heals a node whose state differs: after this round a bit of it is flipped,
+  // once. 0: never.
+  uint64_t test_flip_round = 0;
   std::function<bool()> stop;  // asked between steps; true ends Run with CANCELLED
 };
 
@@ -102,6 +105,7 @@ class Trainer {
   absl::Status StartFromSnapshot(const absl::Status& why);
   absl::Status TakeFetched();
   absl::Status DoSnapshotDuty(v1::SnapshotDuty duty);
+  absl::Status CheckState();
   // The next round that all ranks of the node contribute to; nullopt: finished. With replay every
   // round is one, also those that have closed. Round 0: there is none yet, but the update of one
   // that was contributed to is here (overlap).
@@ -214,6 +218,10 @@ class Trainer {
   double waited_ms_ = 0;  // since the last update
   TrainSummary summary_;
   int64_t started_ms_ = 0;
+  bool test_flipped_ = false;
+  // The last member: its thread ends before what it tells goes.
+  StateHashing state_hashing_{
+      [this](std::vector<v1::StatePart> parts) { options_.client->ReportParts(std::move(parts)); }};
 };
 
 // Threads that LibTorch computes one operation with, in the whole process.

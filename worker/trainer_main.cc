@@ -266,8 +266,15 @@ const char* StopReason() {
   return stop_requested.load() ? "stopped by signal" : "another rank of this node was stopped";
 }
 
-TrainerOptions ReadTrainerOptions() {
+// For tests alone (docs/faults.md): after this round a bit of rank 0's state is flipped.
+constexpr char kTestFlipVariable[] = "ISTHMUS_TEST_FLIP_ROUND";
+
+TrainerOptions ReadTrainerOptions(int rank) {
   TrainerOptions options;
+  const char* flip = std::getenv(kTestFlipVariable);
+  if (flip != nullptr && rank == 0 && !absl::SimpleAtoi(flip, &options.test_flip_round)) {
+    LogWarning("no number of a round", {{kTestFlipVariable, flip}});
+  }
   options.data = absl::GetFlag(FLAGS_data);
   options.heldout_data = absl::GetFlag(FLAGS_heldout_data);
   options.start_file = absl::GetFlag(FLAGS_start_file);
@@ -287,7 +294,7 @@ TrainerOptions ReadTrainerOptions() {
 
 absl::Status Train(ProcessGroupOptions group_options, const Accelerator& accelerator) {
   group_options.upgrade = accelerator.upgrade;
-  TrainerOptions options = ReadTrainerOptions();
+  TrainerOptions options = ReadTrainerOptions(group_options.rank);
   options.device = accelerator.device;
   ISTHMUS_RETURN_IF_ERROR(CheckTrainerFiles(options, group_options.rank));
   RankClientOptions client_options;

@@ -5,15 +5,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "spec/rounds.h"
 #include "transport/errors.h"
 #include "worker/resume.h"
 #include "worker/trainer.h"
 
 namespace isthmus {
 namespace {
+
+// Of the mantissa: the value stays about what it was, and nothing but a comparison shows it.
+constexpr int kTestFlipBit = 12;
 
 // A snapshot may be replaced while it is fetched; the newer one lasts as long as the first did.
 constexpr int kFetchTries = 3;
@@ -51,6 +57,7 @@ absl::Status Trainer::UnlessBehind(const absl::Status& status) {
 
 absl::Status Trainer::StartFromSnapshot(const absl::Status& why) {
   ProcessGroup* group = options_.group;
+  state_hashing_.Drop();  // it is of a state that is given up
   if (group->rank() == 0) {
     LogInfo("fetches a snapshot", {{"why", std::string(why.message())}});
   }
@@ -101,6 +108,24 @@ absl::Status Trainer::TakeFetched() {
     LogInfo("goes on from a snapshot",
             {{"round", absl::StrCat(facts.round())}, {"state", HexPrefix(facts.state_sha256())}});
   }
+  return absl::OkStatus();
+}
+
+// Begins to say what this node's state is, where the round that was applied last is checked. Each
+// rank for itself.
+absl::Status Trainer::CheckState() {
+  if (applied_round_ == options_.test_flip_round && !std::exchange(test_flipped_, true)) {
+    LogWarning("for a test: a bit of the state is flipped",
+               {{"round", absl::StrCat(applied_round_)}});
+    replica_->FlipBit(kTestFlipBit);
+  }
+  if (!IsChecked(spec_, applied_round_)) return absl::OkStatus();
+  const absl::Time began = absl::Now();
+  ISTHMUS_ASSIGN_OR_RETURN(StateCopy copy, replica_->CopyForCheck(step_));
+  copy.facts.set_round(applied_round_);
+  state_hashing_.Begin(std::move(copy));
+  summary_.check_ms_max =
+      std::max(summary_.check_ms_max, absl::ToDoubleMilliseconds(absl::Now() - began));
   return absl::OkStatus();
 }
 

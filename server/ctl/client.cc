@@ -185,6 +185,12 @@ class AdminClientImpl final : public AdminClient {
                   v1::ResumeRunResponse());
   }
 
+  absl::StatusOr<v1::ChooseStateResponse> ChooseState(
+      const v1::ChooseStateRequest& request) override {
+    return CallOn(stub_.get(), timeout_ms_, &v1::AdminService::Stub::ChooseState, request,
+                  v1::ChooseStateResponse());
+  }
+
  private:
   const int timeout_ms_;
   const std::unique_ptr<v1::AdminService::Stub> stub_;

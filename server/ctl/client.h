@@ -55,6 +55,8 @@ class AdminClient {
   virtual absl::StatusOr<v1::PauseRunResponse> PauseRun(const std::string& run,
                                                         const std::string& reason) = 0;
   virtual absl::StatusOr<v1::ResumeRunResponse> ResumeRun(const std::string& run) = 0;
+  virtual absl::StatusOr<v1::ChooseStateResponse> ChooseState(
+      const v1::ChooseStateRequest& request) = 0;
 };
 
 }  // namespace isthmus

@@ -62,6 +62,9 @@ constexpr Known kCommands[] = {
     {"runs pause", Command::kRunsPause, Takes::kRun,
      "let the open round finish and open no other (--reason)"},
     {"runs resume", Command::kRunsResume, Takes::kRun, "let rounds open again"},
+    {"runs choose", Command::kRunsChoose, Takes::kRun,
+     "where nodes' states differ without a majority: the state of --node is\n"
+     "                         right, and those that differ start from a snapshot"},
     {"checkpoint export", Command::kCheckpointExport, Takes::kRun,
      "the parameters of the newest snapshot (or of --round), checked against\n"
      "                         its hash, as a safetensors file (--out)"},

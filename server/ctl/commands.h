@@ -21,6 +21,7 @@ enum class Command {
   kRunsUpdate,
   kRunsPause,
   kRunsResume,
+  kRunsChoose,
   kCheckpointExport,
   kNodesList,
   kNodesDrain,

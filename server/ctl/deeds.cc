@@ -1,6 +1,7 @@
 #include "server/ctl/deeds.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/sha256.h"
 #include "server/ctl/words.h"
 #include "spec/run_spec.h"
@@ -92,6 +93,15 @@ std::string PausedText(const std::string& run, const v1::PauseRunResponse& pause
 std::string ResumedText(const std::string& run) {
   return absl::StrCat(run.empty() ? "The run" : absl::StrCat("Run ", run),
                       " goes on: rounds open again.\n");
+}
+
+std::string ChosenText(const std::string& run, const v1::ChooseStateResponse& chosen) {
+  return absl::StrCat(
+      "The state ", HexPrefix(chosen.sha256()), " after round ", Grouped(chosen.round()),
+      " is right, which ", absl::StrJoin(chosen.right(), ", "), " had; ",
+      absl::StrJoin(chosen.healing(), ", "),
+      " start from a snapshot of it. Nothing of them counts until they have.\n",
+      run.empty() ? "The run" : absl::StrCat("Run ", run), " goes on: rounds open again.\n");
 }
 
 std::string CheckpointText(const v1::CheckpointRunResponse& asked) {

@@ -15,6 +15,7 @@ std::string ForkedText(const std::string& run, const v1::ForkRunResponse& forked
 std::string UpdatedText(const std::string& run, const v1::UpdateRunResponse& updated, bool dry_run);
 std::string PausedText(const std::string& run, const v1::PauseRunResponse& paused);
 std::string ResumedText(const std::string& run);
+std::string ChosenText(const std::string& run, const v1::ChooseStateResponse& chosen);
 std::string CheckpointText(const v1::CheckpointRunResponse& asked);
 
 }  // namespace isthmus

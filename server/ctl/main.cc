@@ -43,6 +43,7 @@ ABSL_FLAG(bool, json, false, "print the messages of the coordinator's services a
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "longest wait for an answer, such as 10s");
 ABSL_FLAG(std::string, reason, "",
           "why, of 'nodes drain', 'nodes evict' and 'runs pause'; at most 256 bytes");
+ABSL_FLAG(std::string, node, "", "the node of 'runs choose' whose state is right");
 ABSL_FLAG(std::string, out, "", "the file that 'checkpoint export' writes");
 ABSL_FLAG(int64_t, round, kNewestRound,
           "the snapshot of 'checkpoint export' and 'runs fork'; -1: the newest");
@@ -97,6 +98,7 @@ absl::Status CheckFlags() {
     ISTHMUS_RETURN_IF_ERROR(CheckText("--set", field));
   }
   ISTHMUS_RETURN_IF_ERROR(CheckText("--run", absl::GetFlag(FLAGS_run)));
+  ISTHMUS_RETURN_IF_ERROR(CheckText("--node", absl::GetFlag(FLAGS_node)));
   return CheckText("--reason", absl::GetFlag(FLAGS_reason));
 }
 
@@ -235,6 +237,19 @@ NodeRequest AboutNode(const Request& request, const std::string& reason) {
   return about;
 }
 
+absl::Status Choose(AdminClient* admin, MonitorClient* monitor, const Request& request) {
+  v1::ChooseStateRequest choice;
+  choice.set_run(request.run);
+  choice.set_node(absl::GetFlag(FLAGS_node));
+  if (choice.node().empty()) {
+    return absl::InvalidArgumentError(
+        "--node is not set; 'runs choose' wants the node whose state is right, and 'runs show' "
+        "says who has what");
+  }
+  const absl::StatusOr<v1::ChooseStateResponse> chosen = admin->ChooseState(choice);
+  return Done(monitor, request.run, chosen, chosen.ok() ? ChosenText(request.run, *chosen) : "");
+}
+
 absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& request) {
   const std::string& node = request.node;
   const std::string reason = absl::GetFlag(FLAGS_reason);
@@ -263,6 +278,8 @@ absl::Status Change(AdminClient* admin, MonitorClient* monitor, const Request& r
     }
     case Command::kRunsResume:
       return Done(monitor, request.run, admin->ResumeRun(request.run), ResumedText(request.run));
+    case Command::kRunsChoose:
+      return Choose(admin, monitor, request);
     default: {
       const absl::StatusOr<v1::CheckpointRunResponse> asked = admin->CheckpointRun(request.run);
       return Done(monitor, request.run, asked, asked.ok() ? CheckpointText(*asked) : "");
@@ -275,7 +292,7 @@ bool Changes(Command command) {
          command == Command::kNodesAdmit || command == Command::kRunsCheckpoint ||
          command == Command::kRunsCreate || command == Command::kRunsFork ||
          command == Command::kRunsUpdate || command == Command::kRunsPause ||
-         command == Command::kRunsResume;
+         command == Command::kRunsResume || command == Command::kRunsChoose;
 }
 
 // Not within --timeout, which is for short answers: it may be much, and tells how far it is.

@@ -84,6 +84,26 @@ void Line(std::string* text, absl::string_view name, absl::string_view value) {
   if (!value.empty()) absl::StrAppendFormat(text, "  %-14s %s\n", name, value);
 }
 
+// "compared every 100 rounds, in agreement after round 300; b heals since round 400".
+std::string StatesLine(const v1::StateCheck& check) {
+  if (check.every_rounds() == 0) return "";
+  std::string text = absl::StrCat("compared every ", Grouped(check.every_rounds()), " rounds");
+  if (check.agreed_round() > 0) {
+    absl::StrAppend(&text, ", in agreement after round ", Grouped(check.agreed_round()));
+  }
+  if (check.disputed_round() > 0) {
+    absl::StrAppend(&text, ", not after round ", Grouped(check.disputed_round()));
+  }
+  for (const v1::HealingNode& healing : check.healing()) {
+    absl::StrAppend(&text, "; ", healing.state().node(), " heals since round ",
+                    Grouped(healing.round()));
+  }
+  if (check.healed_count() > 0) {
+    absl::StrAppend(&text, "; ", Grouped(check.healed_count()), " healed so far");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string RunText(const v1::Run& run, const std::vector<v1::Node>& nodes) {
@@ -111,6 +131,7 @@ std::string RunText(const v1::Run& run, const std::vector<v1::Node>& nodes) {
   if (run.is_paused()) {
     Line(&text, "paused", run.pause_reason().empty() ? "no reason given" : run.pause_reason());
   }
+  Line(&text, "states", StatesLine(run.state_check()));
   Line(&text, "nodes",
        absl::StrCat(run.live_nodes(), " of ", run.nodes(), " live, quorum ", run.quorum()));
   if (run.parameters() > 0) {

@@ -116,6 +116,9 @@ std::string SummaryOf(const v1::Run& run, const std::vector<v1::Node>& nodes) {
         Grouped(run.committed_round() + 1), " of ", Grouped(run.steps()),
         " opens after 'isthmusctl runs resume ", run.run(), "'.");
   }
+  if (run.state() == v1::RUN_STATE_DISPUTED) {
+    return absl::StrCat(name, " stands: ", run.waiting_for(), ".");
+  }
   const v1::Node* first = FirstToLookAt(nodes);
   const std::string span = Span(run.waiting_ms());
   if (run.state() == v1::RUN_STATE_STARTING) {

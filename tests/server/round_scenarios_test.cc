@@ -16,9 +16,12 @@
 //   start                       (the start state is here, where spec has start=NODE)
 //   leave NODE                  persist               (the round being committed)
 //   hold TEXT                   release               (an operator pauses the run, and resumes it)
+//   diverge NODE TEXT           (its state differs)      heal NODE
+//   dispute TEXT                (nobody knows whose state is right)      settle
 //   tick MS [beating=a,b]       (ticks of 100 ms; the nodes named send heartbeats)
 //   pause MS                    (one tick after a gap)
 //   resume ROUND MEMBERS NODES [drained=a:LAST_ROUND,...] [evicted=b,...] [held=TEXT]
+//          [diverged=a] [disputed=TEXT]
 //                               (the first command after spec: a run that a store kept; MEMBERS of
 //                               several rounds with / between them)
 // Output: the effects in order, each with its time, then the sentence that Decide gives.
@@ -92,6 +95,8 @@ class Scenario {
       return Step(SettingsRevised{static_cast<uint64_t>(Number(words.at(1))), settings_}, out);
     }
     if (verb == "hold") return Step(RunPaused{line.substr(std::min<size_t>(line.size(), 5))}, out);
+    if (verb == "dispute") return Step(StatesDisputed{line.substr(8)}, out);
+    if (verb == "settle") return Step(StatesDisputed(), out);
     if (verb == "release") return Step(RunUnpaused(), out);
     if (verb == "start") return Step(StartStateHeld{}, out);
     if (verb == "persist") return Step(RoundPersisted{machine_->committing_round()}, out);
@@ -153,6 +158,8 @@ class Scenario {
     if (verb == "abstain") return NodeAbstained{node, text, round};
     if (verb == "pushback") return NodePushedBack{node, round};
     if (verb == "leave") return NodeLeft{node, text};
+    if (verb == "diverge") return NodeDiverged{node, text};
+    if (verb == "heal") return NodeHealed{node};
     if (verb == "drain") return NodePolicySet{node, NodePolicy::kDrain, text};
     if (verb == "evict") return NodePolicySet{node, NodePolicy::kEvict, text};
     if (verb == "admit") return NodePolicySet{node, NodePolicy::kNone, ""};
@@ -181,6 +188,9 @@ class Scenario {
       event->pause_reason = field.second;
       return;
     }
+    if (field.first == "diverged") event->diverged.push_back({field.second, "kept"});
+    if (field.first == "disputed") event->dispute = field.second;
+    if (field.first == "diverged" || field.first == "disputed") return;
     const bool drained = field.first == "drained";
     for (absl::string_view one : absl::StrSplit(field.second, ',')) {
       const std::vector<std::string> parts = absl::StrSplit(one, ':');

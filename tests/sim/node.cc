@@ -8,6 +8,7 @@
 #include "base/limits.h"
 #include "base/sha256.h"
 #include "spec/manifest.h"
+#include "spec/rounds.h"
 #include "transport/errors.h"
 
 namespace isthmus::sim {
@@ -32,6 +33,7 @@ void Node::StartTrainer() {
   machine_.Begin();
   const bool replay = scene_->plan.replays();
   Trace(absl::StrCat("trainer starts from round ", checkpoint_.round));
+  checked_ = RoundHash();
   trainer_ =
       std::make_unique<Trainer>(scene_, number_, name_, machine_.life(), checkpoint_, replay);
   computing_ = 0;
@@ -52,8 +54,7 @@ void Node::Connect() {
   join.set_role(v1::ROLE_NODE);
   *join.mutable_manifest() = scene_->plan.manifest;
   join.set_fingerprint(Fingerprint(join.manifest()));
-  // Replicas start from one state.
-  join.set_state_sha256(Sha256Of(absl::StrCat("start state of seed ", scene_->plan.seed)));
+  join.set_state_sha256(Facts().state_sha256());
   join.set_last_round(trainer_->round());
   join.set_last_update_sha256(trainer_->sha256());
   join.set_secret(folder_.secret);
@@ -77,6 +78,8 @@ void Node::Connect() {
   opened_.clear();
   session_ = std::make_unique<SimSession>(std::move(options));
   session_->SetCheckpoint(checkpoint_.round);
+  // The ranks tell another agent what they told the last one.
+  if (checked_.round != 0) session_->AddCheck(checked_.round, checked_.sha256);
 }
 
 void Node::OnJoined(const v1::JoinRunResponse& joined) {
@@ -145,6 +148,14 @@ void Node::OnUpdate(std::shared_ptr<const CommittedUpdate> update) {
   trainer_->Take(*update, OwnIncluded(update->record));
   if (computing_ <= round) computing_ = 0;
   session_->Acknowledge(round, update->record.sha256());
+  if (scene_->plan.FlipsAfter(number_, round) && flipped_.insert(round).second) {
+    Trace(absl::StrCat("a bit is flipped after round ", round));
+    trainer_->FlipBit();
+  }
+  if (IsChecked(scene_->plan.spec, round)) {
+    checked_ = {round, Facts().state_sha256()};
+    session_->AddCheck(round, checked_.sha256);
+  }
   if (const auto open = opened_.find(round); open != opened_.end()) DoSnapshotDuty(open->second);
   opened_.erase(opened_.begin(), opened_.upper_bound(round));
   // A replay may have computed for rounds that are open.

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "tests/sim/network.h"
@@ -45,6 +46,7 @@ class Node final : private SessionListener {
   const Past& past() const { return past_; }
   uint64_t skipped() const { return skipped_; }
   uint64_t fetched() const { return fetched_; }
+  uint64_t flipped() const { return flipped_.size(); }
 
  private:
   // What an agent keeps in its state folder.
@@ -91,6 +93,8 @@ class Node final : private SessionListener {
   std::map<uint64_t, v1::SnapshotDuty> opened_;  // rounds that the session has said are open
   uint64_t computing_ = 0;                       // 0: nothing
   uint64_t fetched_ = 0;                         // snapshots that it started from
+  RoundHash checked_;                            // the state after the last round that was checked
+  std::set<uint64_t> flipped_;                   // rounds after which a bit of the state was
   bool done_ = false;
   uint64_t skipped_ = 0;
   Past past_;

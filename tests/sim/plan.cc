@@ -131,6 +131,20 @@ void PickWire(uint64_t seed, v1::RunSpec* spec) {
   if (codec->sign() && random.Chance(300)) codec->set_update_form(v1::UPDATE_FORM_SIGN_PLANE);
 }
 
+// A part of the runs, with rounds enough after the last flip that the node is found out and healed.
+// In deterministic mode a flip would make another history; sums are compared without.
+void PickFlips(uint64_t seed, bool accounting, Plan* plan) {
+  Random random(seed ^ 0xf11b);
+  v1::RunSpec& spec = plan->spec;
+  if (!random.Chance(400) || accounting || spec.deterministic() || spec.nodes_size() < 2) return;
+  spec.set_quorum(0);
+  spec.mutable_timing()->set_deadline_ms(0);
+  spec.set_check_every(static_cast<uint32_t>(random.Between(1, 3)));
+  plan->flip_until = spec.steps();
+  plan->flip_permille = Pick<int>(&random, {30, 100});
+  spec.set_steps(spec.steps() + 12);
+}
+
 }  // namespace
 
 Plan MakePlan(uint64_t seed, const PlanOptions& options) {
@@ -152,7 +166,10 @@ Plan MakePlan(uint64_t seed, const PlanOptions& options) {
   PickFaults(&random, &plan);
   PickWire(seed, &plan.spec);
   PickOverlap(seed, &plan.spec);
-  if (options.faults) return plan;
+  if (options.faults) {
+    PickFlips(seed, options.accounting, &plan);
+    return plan;
+  }
   plan.loss_permille = plan.replay_permille = plan.forge_permille = 0;
   plan.faults_end_ms = 0;
   return plan;
@@ -215,6 +232,10 @@ Plan::Fate Plan::FateOf(size_t node, uint64_t round) const {
   return Fate::kGood;
 }
 
+bool Plan::FlipsAfter(size_t node, uint64_t round) const {
+  return round <= flip_until && Random(seed * 43 + round * 1019 + node).Chance(flip_permille);
+}
+
 std::string Describe(const Plan& plan) {
   std::string line = absl::StrCat(
       plan.spec.nodes_size(), " nodes, quorum ", plan.spec.quorum(), ", ", plan.spec.steps(),
@@ -237,6 +258,9 @@ std::string Describe(const Plan& plan) {
       {"paused runs", plan.pause_run}};
   if (plan.keep_rounds != 0) {
     absl::StrAppend(&line, " keeps ", plan.keep_rounds, " rounds,");
+  }
+  if (plan.flip_permille != 0) {
+    absl::StrAppend(&line, " flipped bits, compared every ", plan.spec.check_every(), " rounds,");
   }
   for (const auto& [name, on] : kinds) {
     if (on) absl::StrAppend(&line, " ", name, ",");

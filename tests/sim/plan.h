@@ -54,6 +54,11 @@ struct Plan {
   int abstain_permille = 0;
   int spoil_permille = 0;
   int all_abstain_permille = 0;
+  // A bit of a node's state becomes another one, once after a round, in so many thousandths of the
+  // rounds up to flip_until; nodes are compared often (spec.check_every). An operator chooses whose
+  // state is right where none has a majority, any of them.
+  int flip_permille = 0;
+  uint64_t flip_until = 0;
 
   // Updates kept, where it is few: nodes that are behind need snapshots. 0: all.
   uint64_t keep_rounds = 0;
@@ -67,6 +72,7 @@ struct Plan {
   // What becomes of a node's contribution to a round, the same in every life of it.
   enum class Fate { kGood, kAbstains, kSpoilt };
   Fate FateOf(size_t node, uint64_t round) const;
+  bool FlipsAfter(size_t node, uint64_t round) const;
 };
 
 struct PlanOptions {

@@ -231,9 +231,17 @@ void SimSession::Acknowledge(uint64_t round, const std::string& sha256) {
   TellSoon();
 }
 
+void SimSession::AddCheck(uint64_t round, const std::string& sha256) {
+  state_->checks[round] = sha256;
+  if (state_->checks.size() > kStateReportsMax) state_->checks.erase(state_->checks.begin());
+  state_->checks_untold = true;
+  TellSoon();
+}
+
 void SimSession::TellSoon() {
   After(kTellMs, [this] {
-    if (state_->admitted && state_->acknowledged.round > state_->told_round) Beat();
+    const bool untold = state_->acknowledged.round > state_->told_round || state_->checks_untold;
+    if (state_->admitted && untold) Beat();
   });
 }
 
@@ -255,6 +263,12 @@ void SimSession::Beat() {
   request.set_checkpoint_round(state_->checkpoint_round);
   request.set_state_round(state_->state.round);
   request.set_state_sha256(state_->state.sha256);
+  for (const auto& [round, sha256] : state_->checks) {
+    v1::StateReport* const check = request.add_checks();
+    check->set_round(round);
+    check->set_sha256(sha256);
+  }
+  state_->checks_untold = false;
   state_->told_round = state_->acknowledged.round;
   options_.link->Call<v1::HeartbeatResponse>(
       options_.process, [request](Coordinator& host) { return host.Heartbeat(request); },

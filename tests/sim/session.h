@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,8 @@ class SimSession {
   void SetStateReport(uint64_t round, const std::string& sha256) {
     state_->state = {round, sha256};
   }
+  // The same after a round that is checked.
+  void AddCheck(uint64_t round, const std::string& sha256);
   void Leave(const std::string& reason);
   uint64_t incarnation() const { return state_->joined.incarnation(); }
   bool connected() const { return state_->watching; }
@@ -61,6 +64,8 @@ class SimSession {
     uint64_t told_round = 0;
     uint64_t checkpoint_round = 0;
     RoundHash state;
+    std::map<uint64_t, std::string> checks;  // by round
+    bool checks_untold = false;
     std::shared_ptr<Link::WatchCall> watch;
     uint64_t connection = 0;  // number of the present try
     std::optional<int64_t> other_owner_until_ms;

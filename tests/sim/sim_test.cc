@@ -36,6 +36,7 @@ TEST_F(SimTest, AThousandSeeds) {
   const uint64_t first = FirstSeed();
   RecordProperty("first_seed", std::to_string(first));
   uint64_t included = 0, left_out = 0, dropped = 0, orders = 0, fetched = 0;
+  uint64_t flipped = 0, healed = 0, choices = 0;
   for (uint64_t seed = first; seed < first + kSeeds; ++seed) {
     const Verdict verdict = Simulate(MakePlan(seed));
     ASSERT_EQ(verdict.failure, "") << "seed " << seed << "\n" << HowToSeeIt(seed);
@@ -44,6 +45,9 @@ TEST_F(SimTest, AThousandSeeds) {
     dropped += verdict.dropped;
     orders += verdict.orders;
     fetched += verdict.fetched;
+    flipped += verdict.flipped;
+    healed += verdict.healed;
+    choices += verdict.choices;
   }
   std::printf(
       "seeds from %llu on: contributions included %llu, left out %llu, dropped %llu; "
@@ -51,12 +55,18 @@ TEST_F(SimTest, AThousandSeeds) {
       static_cast<unsigned long long>(first), static_cast<unsigned long long>(included),
       static_cast<unsigned long long>(left_out), static_cast<unsigned long long>(dropped),
       static_cast<unsigned long long>(orders), static_cast<unsigned long long>(fetched));
+  std::printf("bits flipped %llu, nodes healed %llu, choices of an operator %llu\n",
+              static_cast<unsigned long long>(flipped), static_cast<unsigned long long>(healed),
+              static_cast<unsigned long long>(choices));
   // The worlds are rough enough that every outcome is common.
   EXPECT_GT(included, 10 * kSeeds);
   EXPECT_GT(left_out, kSeeds / 2);
   EXPECT_GT(dropped, kSeeds / 100);
   EXPECT_GT(orders, kSeeds / 2);
   EXPECT_GT(fetched, kSeeds / 20);
+  EXPECT_GT(flipped, kSeeds / 10);
+  EXPECT_GT(healed, kSeeds / 20);
+  EXPECT_GT(choices, kSeeds / 100);
 }
 
 TEST_F(SimTest, ASeedIsOneHistory) {

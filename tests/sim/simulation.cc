@@ -21,6 +21,7 @@ constexpr int64_t kDownMsMax = 8000;
 constexpr int64_t kDiskFullMsMax = 5000;
 constexpr int64_t kOperatorRetryMs = 500;
 constexpr int64_t kKeepUpMs = 1000;
+constexpr int64_t kLookAtStatesMs = 2000;
 
 class Simulation {
  public:
@@ -46,6 +47,10 @@ class Simulation {
   absl::Status Carry(Coordinator& host, Order order, const std::string& node);
   absl::Status CarryPause(Coordinator& host, Order order);
   bool Finished() const;
+  bool AllDone() const;
+  bool AllEqual() const;
+  // An operator who looks now and then whether nodes' states differ without a majority.
+  void LookAtStates();
   std::string Where() const;
   void CheckEnd();
   double SumError() const;
@@ -60,6 +65,7 @@ class Simulation {
   std::map<std::string, uint64_t> last_order_;  // of each node
   uint64_t orders_ = 0;                         // said
   uint64_t orders_heard_ = 0;
+  uint64_t choices_ = 0, healed_ = 0;
 };
 
 Simulation::Simulation(const Plan& plan, bool verbose)
@@ -75,6 +81,7 @@ Simulation::Simulation(const Plan& plan, bool verbose)
   }
   world_.After(std::max<int64_t>(0, plan.faults_end_ms - world_.NowMs()), [this] { Heal(); });
   ScheduleFault();
+  if (plan.flip_permille != 0) LookAtStates();
 }
 
 int64_t Simulation::Long() {
@@ -259,10 +266,50 @@ void Simulation::KeepUp() {
   if (orders_ > 0) world_.After(kKeepUpMs, [this] { KeepUp(); });
 }
 
-bool Simulation::Finished() const {
+bool Simulation::AllDone() const {
   if (!scene_.healed() || !coordinator_.finished()) return false;
   return std::all_of(nodes_.begin(), nodes_.end(),
                      [](const std::unique_ptr<Node>& node) { return node->done(); });
+}
+
+bool Simulation::AllEqual() const {
+  return std::all_of(nodes_.begin(), nodes_.end(), [this](const std::unique_ptr<Node>& node) {
+    return node->trainer()->StateHash() == nodes_[0]->trainer()->StateHash();
+  });
+}
+
+bool Simulation::Finished() const {
+  return AllDone() && (scene_.plan.flip_permille == 0 || AllEqual());
+}
+
+void Simulation::LookAtStates() {
+  world_.After(kLookAtStatesMs, [this] { LookAtStates(); });
+  // Whoever finds that the sites ended in different states starts them again: the run may not have
+  // heard of it before it was finished.
+  if (AllDone() && !AllEqual()) {
+    for (const std::unique_ptr<Node>& node : nodes_) {
+      node->CrashAgent();
+      node->StartAgent();
+    }
+  }
+  coordinator_.Receive(
+      world_.random().Between(0, 100),
+      [this](Coordinator& host) {
+        const v1::StoredStateCheck check = host.Look().state_check;
+        healed_ = check.healed_count();
+        if (!check.has_dispute()) return;
+        v1::ChooseStateRequest request;
+        request.set_node(check.dispute()
+                             .states(static_cast<int>(
+                                 world_.random().Between(0, check.dispute().states_size() - 1)))
+                             .node());
+        world_.Trace("operator", absl::StrCat("chooses the state of ", request.node()));
+        const bool chosen = host.ChooseState(request).ok();
+        choices_ += chosen ? 1 : 0;
+        if (!chosen || coordinator_.dying()) return;
+        if (!host.ChooseState(request).ok()) scene_.Fail("the same choice again is refused");
+      },
+      [] {});
 }
 
 std::string Simulation::Where() const {
@@ -291,10 +338,13 @@ Verdict Simulation::Run() {
   verdict.left_out = ledger.left_out;
   verdict.dropped = ledger.dropped;
   verdict.orders = orders_heard_;
+  verdict.choices = choices_;
+  verdict.healed = healed_;
   verdict.coordinator_lives = coordinator_.process().life();
   for (const auto& node : nodes_) {
     verdict.trainer_lives += node->lives();
     verdict.fetched += node->fetched();
+    verdict.flipped += node->flipped();
   }
   if (!verdict.failure.empty()) return verdict;
   verdict.state = nodes_[0]->trainer()->StateHash();

@@ -18,7 +18,9 @@ struct Verdict {
   uint64_t coordinator_lives = 0, trainer_lives = 0;
   uint64_t orders = 0;   // of operators, that were heard
   uint64_t fetched = 0;  // snapshots that nodes started from
-  std::string state;     // hash of the replicated state at the end
+  // Bits of nodes' states; nodes that were healed of it; choices of an operator.
+  uint64_t flipped = 0, healed = 0, choices = 0;
+  std::string state;  // hash of the replicated state at the end
   // Of the relative error of: inputs = included + residuals + what was dropped; over all values.
   // Only where beta is 1 as nearly as can be.
   double sum_error = 0;

@@ -108,7 +108,8 @@ void Trainer::Record(EventKind kind, uint64_t round, Outcome outcome) {
   event.outcome = outcome;
   if (kind == EventKind::kRestored || kind == EventKind::kApplied) {
     event.sha256 = sha256_;
-    event.state = StateHash();
+    // Who is right is not the history's to say where states differ on purpose.
+    if (scene_->plan.flip_permille == 0) event.state = StateHash();
   } else {
     event.digest = pending_.at(round).digest;
   }
@@ -252,6 +253,15 @@ Trainer::Checkpoint Trainer::Save() const {
           std::make_shared<const DemoShard>(*method_),
           std::make_shared<const PlainResidual>(plain_),
           pending_};
+}
+
+// No two nodes come to the same state by it.
+void Trainer::FlipBit() {
+  float& value = parameters_[0][number_ % parameters_[0].size()];
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits ^= uint32_t{1} << 12;
+  std::memcpy(&value, &bits, sizeof(bits));
 }
 
 void Trainer::Die() {

@@ -62,6 +62,7 @@ class Trainer {
   // A receipt has come (only a bug makes something of it).
   void TakeReceipt(uint64_t round);
   Checkpoint Save() const;
+  void FlipBit();
   // The life ends: what is not settled is counted as dropped.
   void Die();
 

@@ -226,6 +226,15 @@ TEST(RunSpecTest, DeterministicModeWaitsForAll) {
   ExpectRefused("deterministic: true timing { deadline_ms: 9 }", "timing.deadline_ms is 9; with");
 }
 
+TEST(RunSpecTest, StatesAreComparedUnlessTheyDrift) {
+  EXPECT_EQ(Parse("")->check_every(), 100u);
+  EXPECT_EQ(Parse("check_every: 0")->check_every(), 0u);
+  EXPECT_EQ(Parse("preset: 'none' allow_drift: true")->check_every(), 0u);
+  ExpectRefused("check_every: 1000000001", "check_every is 1000000001; give the rounds between");
+  ExpectRefused("preset: 'none' allow_drift: true check_every: 5",
+                "check_every is 5; with allow_drift the nodes hold no common state to compare");
+}
+
 TEST(RunSpecTest, OverlapGoesWithMethodsOfEveryStep) {
   ExpectRefused("overlap: 3", "overlap is 3; give the rounds under way beside the oldest, 0 to 2");
   ExpectRefused("look: 1", "look is 1; without overlap nothing is under way");

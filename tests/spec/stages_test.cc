@@ -215,6 +215,14 @@ TEST(ReplicatorsTest, TheLearningRateThatActsTwiceIsWarnedOf) {
   }
 }
 
+TEST(ReplicatorsTest, NodesThatDriftApartAreToldWhatTheyGoWithout) {
+  const v1::RunSpec drifting = SpecOf("preset: 'none' allow_drift: true");
+  EXPECT_EQ(drifting.check_every(), 0u);
+  EXPECT_FALSE(IsChecked(drifting, 100));
+  ASSERT_EQ(SpecWarnings(drifting).size(), 1u);
+  EXPECT_THAT(SpecWarnings(drifting)[0], HasSubstr("nodes are not compared (check_every)"));
+}
+
 TEST(ReplicatorsTest, StepsByComponentsOfWhichOnlySignsTravelAreWarnedOf) {
   const std::string text = "codec { sign: false lr_in_momentum: false numbers { format: ";
   const auto warnings = SpecWarnings(SpecOf(text + "NUMBER_FORMAT_SIGN1 } }"));

@@ -63,6 +63,64 @@ TEST_F(AgentRoundTest, TwoNodesOfTwoAndOneRanksGoThroughARun) {
   EXPECT_FALSE(agents_["b"]->agent().WaitEnded(0)) << "it waits for the next group";
 }
 
+// Of a rank that holds its share of the blocks; their hashes follow from `seed`.
+std::vector<v1::StatePart> StateParts(const Grid& grid, uint64_t round, uint32_t rank,
+                                      uint32_t ranks, char seed) {
+  const auto blocks = static_cast<uint32_t>(grid.blocks().size());
+  v1::StatePart part;
+  part.set_round(round);
+  part.set_step(round);
+  part.set_sections(1);
+  // In two messages, of which one may be empty.
+  std::vector<v1::StatePart> parts(2, part);
+  for (uint32_t block = blocks * rank / ranks; block < blocks * (rank + 1) / ranks; ++block) {
+    v1::BlockHashes& hashes = *parts[block % 2].add_blocks();
+    hashes.set_first_block(block);
+    hashes.set_sha256s(std::string(32, static_cast<char>(seed + block)));
+  }
+  return parts;
+}
+
+TEST_F(AgentRoundTest, NodesSayWhatTheirRanksHoldHoweverManyTheyAre) {
+  v1::RunSpec spec = SmallSpec({"a", "b"}, 10);
+  spec.set_check_every(1);
+  StartRun(spec);
+  StartAgent("a", 2);
+  StartAgent("b", 3);
+  const auto a = JoinAll("a", 2), b = JoinAll("b", 3);
+  const auto run_round = [&](uint64_t round, char seed_of_b) {
+    const v1::RoundOpened opened = Opened(a);
+    EXPECT_EQ(Opened(b).round(), round);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      a[rank]->Submit(opened, Pieces(rank, 2, round), {10, 1});
+    }
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      b[rank]->Submit(opened, Pieces(rank, 3, round + 100), {10, 1});
+    }
+    Updates(a);
+    Updates(b);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      a[rank]->ReportParts(StateParts(*grid_, round, rank, 2, 'a'));
+    }
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      b[rank]->ReportParts(StateParts(*grid_, round, rank, 3, seed_of_b));
+    }
+  };
+  const auto check = [this] { return coordinator_->host().Look().state_check; };
+  run_round(1, 'a');
+  EXPECT_TRUE(Eventually([&] { return check().agreed_round() == 1; }));
+  run_round(2, 'b');
+  EXPECT_TRUE(Eventually([&] { return check().has_dispute(); }));
+  EXPECT_EQ(check().dispute().round(), 2u);
+  EXPECT_EQ(check().dispute().states_size(), 2);
+  EXPECT_EQ(check().dispute().agreed_round(), 1u);
+
+  v1::ChooseStateRequest choice;
+  choice.set_node("a");
+  ASSERT_TRUE(coordinator_->host().ChooseState(choice).ok());
+  EXPECT_EQ(check().diverged_size(), 1);
+}
+
 TEST_F(AgentRoundTest, TheOrderOfRanksChangesNothing) {
   std::string digests[2];
   for (const bool backwards : {false, true}) {
