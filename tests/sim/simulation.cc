@@ -26,6 +26,8 @@ constexpr int64_t kLookAtStatesMs = 2000;
 class Simulation {
  public:
   Simulation(const Plan& plan, bool verbose);
+  // The coordinator ends first: it tells the nodes that their connections are gone.
+  ~Simulation() { coordinator_.Crash(); }
   Verdict Run();
 
  private:

@@ -30,7 +30,8 @@ struct Result {
 
   bool operator==(const Result& other) const {
     const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
-      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+      return a.size() == b.size() &&
+             (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
     };
     return loss == other.loss && same(gradients, other.gradients) && same(full, other.full);
   }

@@ -1,19 +1,29 @@
 """Counts test cases from Bazel's build events and prints `N passed, N failed` as the last line.
 
-usage: count_tests.py EVENTS_FILE BAZEL_EXIT_CODE
+usage: count_tests.py EVENTS_FILE BAZEL_EXIT_CODE [--sanitizer KIND --reports FOLDER]
 
 A GoogleTest binary or a script that writes test.xml counts case by case. A target that could not
 be built, that crashed or that ran out of time counts as one failure.
+
+With a sanitizer the last line is a result with the reports that processes wrote to files in FOLDER
+(`log_path` of the sanitizer's options); the beginning of each is printed.
 """
 
+import argparse
 import json
 import pathlib
+import re
 import sys
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
 
 # Bazel ends with this code when no test target was found.
 BAZEL_NO_TESTS = 4
+# The line that a report begins with.
+REPORT = re.compile(
+    r"(==[0-9]+==ERROR: \w+Sanitizer|: runtime error: |(WARNING|FATAL): ThreadSanitizer)", re.ASCII
+)
+SHOWN_LINES_MAX = 40
 
 
 def read_events(path):
@@ -66,23 +76,68 @@ def count(events):
     return totals, unbuilt
 
 
+def count_reports(folder):
+    """Returns how many reports the files in the folder hold; shows what each file begins with."""
+    reports = 0
+    for path in sorted(pathlib.Path(folder).iterdir()):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if not any(line.strip() for line in lines):
+            continue
+        print(f"{path}:")
+        print("\n".join(lines[:SHOWN_LINES_MAX]))
+        # What a sanitizer says beside reports is a word that it does not work.
+        reports += max(1, sum(1 for line in lines if REPORT.search(line)))
+    return reports
+
+
+def count_targets(events):
+    """Returns (targets that ran, those that passed)."""
+    passed = {}
+    for event in events:
+        if "testResult" in event:
+            label = event["id"]["testResult"]["label"]
+            good = event["testResult"].get("status") == "PASSED"
+            passed[label] = passed.get(label, True) and good
+    return len(passed), sum(passed.values())
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("events")
+    parser.add_argument("bazel_code", type=int)
+    parser.add_argument("--sanitizer")
+    parser.add_argument("--reports")
+    return parser.parse_args()
+
+
 def main():
-    events_path, bazel_code = sys.argv[1], int(sys.argv[2])
-    (passed, failed, skipped), unbuilt = count(read_events(events_path))
+    arguments = parse_arguments()
+    events = read_events(arguments.events)
+    (passed, failed, skipped), unbuilt = count(events)
     for label in unbuilt:
         print(f"{label}: could not be built")
     failed += len(unbuilt)
-    if bazel_code == BAZEL_NO_TESTS or passed + failed + skipped == 0:
+    if arguments.bazel_code == BAZEL_NO_TESTS or passed + failed + skipped == 0:
         print("no test ran (targets with the tag long run only with --long)", file=sys.stderr)
         failed = max(failed, 1)
-    elif bazel_code != 0 and failed == 0:
-        print(f"bazel ended with code {bazel_code} although no test failed", file=sys.stderr)
+    elif arguments.bazel_code != 0 and failed == 0:
+        print(
+            f"bazel ended with code {arguments.bazel_code} although no test failed", file=sys.stderr
+        )
         failed = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    reports = count_reports(arguments.reports) if arguments.sanitizer else 0
     tail = f", {skipped} skipped" if skipped else ""
     print(f"{passed} passed, {failed} failed{tail}")
-    return 1 if failed else 0
+    met = failed == 0 and reports == 0
+    if arguments.sanitizer:
+        targets, good = count_targets(events)
+        print(
+            f"result sanitizers kind={arguments.sanitizer} targets={targets} targets_passed={good}"
+            f" passed={passed} failed={failed} reports={reports} met={int(met)}"
+        )
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
