@@ -113,7 +113,9 @@ void WaitForEnd(const sigset_t& signals, const Runs& runs, const SelfProbe& prob
   const MonotonicClock clock;
   int64_t finished_ms = -1;
   bool serves = true;
+  FreePages pages;
   while (sigtimedwait(&signals, nullptr, &poll) <= 0 && !probe.dead()) {
+    pages.ReturnAtTimes();
     if (runs.store_full() == serves) {
       serves = !serves;
       server->SetServing(serves);

@@ -85,7 +85,9 @@ absl::Status CheckFlags() {
 // Waits for a signal or for the agent's own end.
 void WaitForEnd(const sigset_t& signals, Agent* agent) {
   const timespec poll = {0, kPollMs * 1000000};
+  FreePages pages;
   while (!agent->WaitEnded(0)) {
+    pages.ReturnAtTimes();
     if (sigtimedwait(&signals, nullptr, &poll) > 0) return;
   }
 }

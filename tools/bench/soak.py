@@ -9,10 +9,11 @@ coordinator and what a and b are made of live through all of it, and are measure
 
     result soak minutes=30 process=coordinator slope_mib_per_h=0.2 … fds=41 … met=1
 
-slope_mib_per_h: of the resident memory after a sixth of the time, the median of the slopes between
-any two measurements (Theil and Sen). fds: open descriptors, the median of the last quarter, which
-may be FDS_MORE_MAX above that of the first. The last line says how far the run came, and that no
-process that was not killed has ended and the state folder is sound.
+slope_mib_per_h: of the resident memory after a third of the time, when what is kept of the run (the
+last 5000 rounds) is all there, the median of the slopes between any two measurements (Theil and
+Sen). fds: open descriptors, the median of the last quarter, which may be FDS_MORE_MAX above that of
+the first. The last line says how far the run came, and that no process that was not killed has
+ended and the state folder is sound.
 """
 
 import argparse
@@ -44,6 +45,8 @@ SETTINGS = {
     "heartbeat_ms": 500,
 }
 LINK_S = 0.01
+WARM_UP = 1 / 3
+KEEP_ROUNDS = 5000
 SAMPLE_S, FAULT_S = 5, (2, 10)
 SLOPE_MAX_MIB_PER_H = 1
 FDS_MORE_MAX = 2
@@ -108,6 +111,7 @@ def soak(bench, minutes, out):
     """The whole of it; whether all held."""
     samples = {name: [] for name in MEASURED}  # (hours, MiB, descriptors, MiB that is no file's)
     with Case(bench, TRIO, **SETTINGS) as case:
+        case.cluster.flags["coordinator"] = [f"--keep_rounds={KEEP_ROUNDS}"]
         links = {node: case.use_link(node, delay_s=LINK_S) for node in TRIO}
         case.deadline = time.monotonic() + (minutes + 5) * 60
         case.start(10)
@@ -155,11 +159,11 @@ def keep(samples, out):
             table.writelines(f"{name}," + ",".join(f"{x:.5g}" for x in one) + "\n" for one in taken)
     figure, axes = pyplot.subplots(figsize=(8, 4))
     for name, taken in samples.items():
-        warm = taken[len(taken) // 6][1]
+        warm = taken[int(len(taken) * WARM_UP)][1]
         axes.plot([one[0] * 60 for one in taken], [one[1] - warm for one in taken], label=name)
     axes.set_ylim(-20, 20)
     axes.set_xlabel("minutes")
-    axes.set_ylabel("MiB resident, above those after a sixth")
+    axes.set_ylabel("MiB resident, above those after the warm-up")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
     figure.tight_layout()
@@ -170,7 +174,7 @@ def judge(samples, minutes, seed):
     """A line for each process; whether all held."""
     held = True
     for name, taken in samples.items():
-        warm = [one for one in taken if one[0] >= minutes / 60 / 6]
+        warm = [one for one in taken if one[0] >= minutes / 60 * WARM_UP]
         quarter = max(1, len(warm) // 4)
         grows = slope([(hour, mib) for hour, mib, *_ in warm])
         before = statistics.median(fds for _, _, fds, _ in warm[:quarter])
