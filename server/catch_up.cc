@@ -52,6 +52,11 @@ bool Coordinator::NoSnapshotComesLocked() const {
   return machine_.finished() && snapshot_plan_.plan() == nullptr && !hosted_due_.has_value();
 }
 
+std::string Coordinator::ComingStateLocked() const {
+  return machine_.finished() ? "The state after the last round is on its way: wait"
+                             : "The state of the next round that opens is asked for: wait";
+}
+
 // Whether the updates after `last_round` are what the node should catch up by.
 absl::Status Coordinator::CheckCatchUpLocked(const std::string& node, uint64_t last_round) {
   const uint64_t committed = machine_.committed_round();
@@ -87,9 +92,7 @@ absl::Status Coordinator::CheckCatchUpLocked(const std::string& node, uint64_t l
   WantSnapshotLocked(committed + 1);
   return WithRetryAfterMs(
       WithReason(absl::UnavailableError(absl::StrCat(
-                     behind,
-                     ", and there is no newer snapshot yet. The state of the next round "
-                     "that opens is asked for: wait")),
+                     behind, ", and there is no newer snapshot yet. ", ComingStateLocked())),
                  "NO_SNAPSHOT"),
       kRetryAfterMs);
 }

@@ -379,6 +379,7 @@ class Coordinator final : public RoundHost {
   absl::Status CheckCatchUpLocked(const std::string& node, uint64_t last_round);
   void WantSnapshotLocked(uint64_t round);
   bool NoSnapshotComesLocked() const;
+  std::string ComingStateLocked() const;
 
   // outer_rounds.cc
   absl::Status CheckOuterHeader(const v1::SubmitHeader& header) const;

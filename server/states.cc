@@ -192,9 +192,7 @@ absl::Status Coordinator::CheckHealedLocked(const v1::JoinRunRequest& request) {
   WantSnapshotLocked(machine_.committed_round() + 1);
   return WithRetryAfterMs(
       WithReason(absl::UnavailableError(absl::StrCat(
-                     why,
-                     "; there is none yet that is known to be right. The state of the next "
-                     "round that opens is asked for: wait")),
+                     why, "; there is none yet that is known to be right. ", ComingStateLocked())),
                  "NO_SNAPSHOT"),
       kRetryAfterMs);
 }

@@ -96,7 +96,8 @@ TEST_P(ReleaseTest, ItsAgentsGoOnWithItsRunHere) {
   ASSERT_TRUE(store.ok()) << store.status();
   const StoredState state = (*store)->State();
   ASSERT_TRUE(state.run.has_value());
-  const v1::RunSpec spec = state.run->spec();
+  v1::RunSpec spec = state.run->spec();
+  ASSERT_TRUE(CompleteRunSpec(&spec).ok());  // as server/runs.cc does: with fields of today
   const uint64_t first = state.last_round;
   TestCoordinator coordinator(spec, *std::move(store));
   Speaker speaker(coordinator.host.get());
