@@ -157,9 +157,8 @@ void FillDefaults(v1::RunSpec* spec) {
   FillTiming(spec);
   v1::SnapshotSpec* snapshot = spec->mutable_snapshot();
   if (snapshot->every_rounds() == 0) snapshot->set_every_rounds(kSnapshotEveryDefault);
-  if (!spec->has_check_every()) {
-    spec->set_check_every(spec->allow_drift() ? 0 : kCheckEveryDefault);
-  }
+  if (!spec->has_check_every()) spec->set_check_every(kCheckEveryDefault);
+  if (spec->allow_drift()) spec->set_check_every(0);  // there is nothing to compare
 }
 
 absl::Status WithoutEffect(absl::string_view field, absl::string_view where) {
@@ -233,6 +232,9 @@ absl::StatusOr<v1::RunSpec> ParseRunSpec(absl::string_view text) {
   if (!parser.ParseFromString(std::string(text), &spec)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the run spec does not parse, ", error.In(text)));
+  }
+  if (spec.allow_drift() && spec.check_every() != 0) {
+    return WithoutEffect("check_every", "allow_drift");
   }
   // Whoever writes a spec writes one of today, however many fields it names (WasComplete).
   FillPreset(&spec);

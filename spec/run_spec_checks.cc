@@ -241,10 +241,6 @@ absl::Status CheckSnapshot(const v1::RunSpec& spec) {
   ISTHMUS_RETURN_IF_ERROR(CheckRange("check_every", spec.check_every(), 0, kCheckEveryMax,
                                      "give the rounds between two comparisons of nodes' states, "
                                      "or 0 for none"));
-  if (spec.allow_drift() && spec.check_every() != 0) {
-    return Refuse("check_every", spec.check_every(),
-                  "with allow_drift the nodes hold no common state to compare; leave it out");
-  }
   if (snapshot.start_node().empty()) return absl::OkStatus();
   const std::string node =
       absl::StrCat("'", snapshot.start_node().substr(0, 2 * kNameBytesMax), "'");
