@@ -288,15 +288,19 @@ class Case:
             raise RunError(f"isthmusctl {' '.join(words)}: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
-    def serves(self):
-        """Whether the coordinator says that it serves."""
+    def succeeds(self, *words):
+        """Whether isthmusctl does this within a second, by a new connection."""
         done = subprocess.run(
             [self.bench.bazel_bin / "server/ctl/isthmusctl", f"--server={self.cluster.address}"]
-            + ["--timeout=1s", "health"],
+            + ["--timeout=1s", *words],
             capture_output=True,
             check=False,
         )
         return done.returncode == 0
+
+    def serves(self):
+        """Whether the coordinator says that it serves."""
+        return self.succeeds("health")
 
     def show(self):
         """The run, as operators see it."""

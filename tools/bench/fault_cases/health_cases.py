@@ -7,7 +7,6 @@ r45    The coordinator is killed, its disk is full, it is told to end, it takes 
 import contextlib
 import signal
 import socket
-import subprocess
 import threading
 import time
 
@@ -68,17 +67,6 @@ class Health:
         )
 
 
-def _answers(case):
-    """Whether a call by a new connection is answered."""
-    done = subprocess.run(
-        [case.bench.bazel_bin / "server/ctl/isthmusctl", f"--server={case.cluster.address}"]
-        + ["--timeout=1s", "runs", "show"],
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode == 0
-
-
 def _ended(bench, how):
     """The coordinator ends by a signal and is started again."""
     with Case(bench, PAIR, rounds=ROUNDS) as case, Health(case) as health:
@@ -90,7 +78,7 @@ def _ended(bench, how):
         bad_at = time.monotonic()
         before.send_signal(how)
         case.seconds_until(lambda: before.poll() is not None)
-        case.seconds_until(lambda: _answers(case), case.run.look)
+        case.seconds_until(lambda: case.succeeds("runs", "show"), case.run.look)
         good_at = time.monotonic()
         health.until(True)
         case.step(case.committed() + 5)
@@ -125,12 +113,12 @@ def _no_descriptors(bench):
         take_descriptors(coordinator)
         host, _, port = case.cluster.address.rpartition(":")
         idle = [socket.create_connection((host, int(port))) for _ in range(IDLE_CONNECTIONS)]
-        case.seconds_until(lambda: not _answers(case))
+        case.seconds_until(lambda: not case.succeeds("runs", "show"))
         bad_at = time.monotonic()
         case.seconds_until(lambda: coordinator.poll() is not None)
         for connection in idle:
             connection.close()
-        case.seconds_until(lambda: _answers(case), case.run.look)
+        case.seconds_until(lambda: case.succeeds("runs", "show"), case.run.look)
         good_at = time.monotonic()
         health.until(True)
     return health.wrong_s(bad_at, good_at, good_from)
